@@ -1,0 +1,116 @@
+"""Every error a user can meet; each message says what happened, to what, and what to do.
+
+TidegateError
+├── UsageError                exit 2: the command or declaration is wrong, nothing was changed
+│   ├── SettingsError         a setting is missing, unknown or malformed
+│   └── DeclarationError      a sync declares something unsafe or impossible
+├── BusyError                 exit 75: somebody else holds the lock, try again
+├── ConnectionFailed          a database cannot be reached or refuses us
+├── DestinationError          the destination cannot take the rows
+│   ├── TargetGone            the target was dropped or emptied under its watermark
+│   └── StagingLost           staged rows vanished before publishing; stage again
+├── SourceError               the source cannot be read as declared
+├── TransformError            the user's function failed or returned something unusable
+├── LoadError                 a load failed; the message carries the cause
+├── WatermarkMoved            somebody moved the watermark meanwhile; plan again
+├── CommitUnknown             the answer to COMMIT was lost and could not be resolved
+├── ControlMismatch           the destination belongs to another control plane
+└── StaleAttempt              this attempt was replaced; it must not write
+    └── FenceLost             the destination's fence says so
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TidegateError(Exception):
+    """Something went wrong; `hint` says what to do about it."""
+
+    exit_code: ClassVar[int] = 1
+    transient: ClassVar[bool] = False
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  {self.hint}" if self.hint else self.message
+
+
+class UsageError(TidegateError):
+    """The command or declaration is wrong; nothing was changed."""
+
+    exit_code = 2
+
+
+class SettingsError(UsageError):
+    """A setting is missing, unknown or malformed."""
+
+
+class DeclarationError(UsageError):
+    """A sync declares something unsafe or impossible."""
+
+
+class BusyError(TidegateError):
+    """Somebody else holds the lock; try again."""
+
+    exit_code = 75
+    transient = True
+
+
+class ConnectionFailed(TidegateError):
+    """A database cannot be reached or refuses us."""
+
+    transient = True
+
+
+class SourceError(TidegateError):
+    """The source cannot be read as declared."""
+
+
+class DestinationError(TidegateError):
+    """The destination cannot take the rows."""
+
+
+class TargetGone(DestinationError):
+    """The target was dropped or emptied while its watermark remains."""
+
+
+class StagingLost(DestinationError):
+    """Staged rows vanished before publishing; they must be staged again."""
+
+    transient = True
+
+
+class TransformError(TidegateError):
+    """The user's transformation failed or returned something unusable."""
+
+
+class LoadError(TidegateError):
+    """A load failed; the message carries the cause."""
+
+
+class WatermarkMoved(TidegateError):
+    """Somebody moved the watermark meanwhile; the work must be planned again."""
+
+    transient = True
+
+
+class CommitUnknown(TidegateError):
+    """The answer to COMMIT was lost and the marker could not be read either."""
+
+    transient = True
+
+
+class ControlMismatch(TidegateError):
+    """The destination table belongs to another control plane."""
+
+
+class StaleAttempt(TidegateError):
+    """This attempt was replaced by another; it must not write anything."""
+
+
+class FenceLost(StaleAttempt):
+    """The destination's fence belongs to a newer attempt."""
