@@ -1,0 +1,33 @@
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint chaos bench clean
+
+# Java found outside PATH is noted by the set-up; Spark reads JAVA_HOME.
+java = [ -n "$$JAVA_HOME" ] || [ ! -s .venv/java-home ] || export JAVA_HOME="$$(cat .venv/java-home)";
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+
+setup: ## Install everything into .venv; quick when nothing changed
+	@sh scripts/setup
+
+demo: setup ## Set up, then see a sync survive being killed
+	@$(java) .venv/bin/tidegate demo
+
+lint: setup ## Formatting, rules, types and the direction of imports
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy --strict
+	.venv/bin/lint-imports
+
+test: lint ## Set up, check and run the tests
+	$(java) .venv/bin/pytest -n 2 --dist loadfile
+
+chaos: setup ## The long reliability runs
+	$(java) .venv/bin/pytest -m chaos
+
+bench: setup ## Measure against the floor and the alternatives
+	$(java) .venv/bin/python -m benchmarks
+
+clean: ## Remove build output and caches
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Connecting to PostgreSQL, and the server that comes with Tidegate."""
