@@ -1,0 +1,158 @@
+"""The types of single values: each check either returns the value or says what it expected."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated
+
+from pydantic import BeforeValidator, SecretStr
+
+from tidegate.settings.durations import format_duration, parse_duration
+from tidegate.settings.explain import nearest
+from tidegate.settings.location import parse_location
+
+_PROJECT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_RELATION = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}:(?!//)\s*\S.*")
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value.strip() or "\0" in value:
+        raise ValueError("text in quotes, not empty")
+    return value
+
+
+def _project_name(value: object) -> str:
+    if not isinstance(value, str) or not _PROJECT_NAME.fullmatch(value):
+        raise ValueError(
+            "1 to 63 letters, digits, dots, dashes and underscores, the first a letter or digit"
+        )
+    return value
+
+
+def _identifier(value: object) -> str:
+    if not isinstance(value, str) or not 1 <= len(value.encode()) <= 63 or "\0" in value:
+        raise ValueError("a name of 1 to 63 bytes, in quotes")
+    return value
+
+
+def _schema(value: object) -> str:
+    if isinstance(value, str) and value.lower().startswith("pg_"):
+        raise ValueError('a name that does not begin with "pg_", which Postgres keeps for itself')
+    return _identifier(value)
+
+
+def _relation(value: object) -> str:
+    if not isinstance(value, str) or not _RELATION.fullmatch(value):
+        raise ValueError('"connection:schema.table", for example "shop:public.orders"')
+    return value
+
+
+def _control(value: object) -> object:
+    if isinstance(value, SecretStr):
+        value = value.get_secret_value()
+    if not isinstance(value, str):
+        raise ValueError('"embedded" or a Postgres URL')
+    parse_location(value)
+    return value
+
+
+def _duration(value: object) -> str:
+    seconds = parse_duration(value)
+    return value.strip() if isinstance(value, str) else format_duration(seconds)
+
+
+def _positive_duration(value: object) -> str:
+    if parse_duration(value) < 0.001:
+        raise ValueError("a duration above zero")
+    return _duration(value)
+
+
+def _lookback(value: object) -> str | int:
+    if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,18}\s*", value):
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
+        return value
+    try:
+        return _duration(value if isinstance(value, str) else None)
+    except ValueError as error:
+        raise ValueError(f"{error}, or a whole number for an integer cursor") from None
+
+
+def _whole(low: int, high: int | None = None) -> Callable[[object], int]:
+    expected = f"a whole number from {low} to {high}" if high else f"a whole number, {low} or more"
+
+    def check(value: object) -> int:
+        if isinstance(value, str) and re.fullmatch(r"\s*[0-9][0-9_]{0,18}\s*", value):
+            value = int(value.replace("_", ""))
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError(expected)
+        if not low <= value <= (high or 2**63 - 1):
+            raise ValueError(expected)
+        return value
+
+    return check
+
+
+def _key(value: object) -> tuple[str, ...]:
+    columns = (value,) if isinstance(value, str) else value
+    expected = 'a column or a list of different columns, for example "id" or ["shop", "id"]'
+    if not isinstance(columns, list | tuple) or not columns:
+        raise ValueError(expected)
+    if any(not isinstance(column, str) or not column.strip() for column in columns):
+        raise ValueError(expected)
+    if len(set(columns)) != len(columns):
+        raise ValueError(expected)
+    return tuple(columns)
+
+
+def _timezone(value: object) -> str:
+    from zoneinfo import ZoneInfo, available_timezones
+
+    name = _text(value)
+    try:
+        ZoneInfo(name)
+    except (ValueError, OSError, KeyError):
+        zones = available_timezones()
+        if not zones:  # a machine without a zone database: the server will judge
+            return name
+        near = nearest(name, zones)
+        raise ValueError(
+            'a time zone such as "UTC" or "Europe/Berlin"'
+            + (f'; did you mean "{near}"?' if near else "")
+        ) from None
+    return name
+
+
+def _conf(value: object) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise ValueError("a table of Spark settings")
+    for name, setting in value.items():
+        if not isinstance(setting, str | int | float):
+            raise ValueError(f'text, a number, true or false for "{name}"')
+    return {
+        name: str(setting).lower() if isinstance(setting, bool) else str(setting)
+        for name, setting in value.items()
+    }
+
+
+def _blank_is_none(value: object) -> object:
+    return None if isinstance(value, str) and not value.strip() else value
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+Identifier = Annotated[str, BeforeValidator(_identifier)]
+Schema = Annotated[str, BeforeValidator(_schema)]
+Relation = Annotated[str, BeforeValidator(_relation)]
+Duration = Annotated[str, BeforeValidator(_duration)]
+PositiveDuration = Annotated[str, BeforeValidator(_positive_duration)]
+ProjectName = Annotated[str, BeforeValidator(_project_name)]
+Location = Annotated[SecretStr, BeforeValidator(_control)]
+Lookback = Annotated[str | int, BeforeValidator(_lookback)]
+Columns = Annotated[tuple[str, ...], BeforeValidator(_key)]
+TimeZone = Annotated[str, BeforeValidator(_timezone)]
+SparkConf = Annotated[dict[str, str], BeforeValidator(_conf)]
+TextOrNone = Annotated[str | None, BeforeValidator(_blank_is_none)]
+Attempts = Annotated[int, BeforeValidator(_whole(1, 1_000))]
+Rows = Annotated[int, BeforeValidator(_whole(1))]
+Partitions = Annotated[int, BeforeValidator(_whole(1, 1_024))]

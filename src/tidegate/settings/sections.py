@@ -1,0 +1,162 @@
+"""The sections of tidegate.toml, each a frozen model that refuses what it does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer, model_validator
+
+from tidegate.settings import checks
+from tidegate.settings.durations import parse_duration
+from tidegate.settings.explain import Conflict
+
+_DEFAULT_MASTER = "local[*]"
+
+
+class Section(BaseModel):
+    """What all sections share: frozen, no unknown keys, no input echoed in errors."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,
+        populate_by_name=True,
+        defer_build=True,
+    )
+
+
+class ProjectSettings(Section):
+    """`[project]`: who we are and where our own tables live."""
+
+    name: checks.ProjectName
+    control: checks.Location = SecretStr("embedded")
+    control_schema: checks.Schema = "tidegate_control"
+    pipelines: checks.Text = "pipelines.py"
+    state: checks.Text = ".tidegate"
+
+
+class SparkSettings(Section):
+    """`[spark]`: a master to start, or a Spark Connect server to use; never both."""
+
+    master: checks.TextOrNone = _DEFAULT_MASTER
+    remote: checks.TextOrNone = None
+    conf: checks.SparkConf = Field(default_factory=dict, repr=False)
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> SparkSettings:
+        if self.remote is None:
+            return self
+        if not self.remote.startswith("sc://"):
+            raise Conflict("remote", "has a wrong value; expected a Spark Connect URL, sc://...")
+        if self.master not in (None, _DEFAULT_MASTER):
+            raise Conflict("remote", "and spark.master are both set; remove one of them")
+        object.__setattr__(self, "master", None)  # remote wins; still under construction here
+        return self
+
+    @field_serializer("remote")
+    def _mask_remote(self, remote: str | None) -> str | None:
+        # sc://host/;token=... carries its token in the URL.
+        return remote.split(";", 1)[0] + ";***" if remote and ";" in remote else remote
+
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        yield "master", self.master
+        yield "remote", self._mask_remote(self.remote)
+
+
+class WorkerSettings(Section):
+    """`[worker]`: how long a claim lasts and how patient its statements are."""
+
+    lease: checks.PositiveDuration = "180s"
+    heartbeat: checks.PositiveDuration = "30s"
+    publish_timeout: checks.PositiveDuration = "1 hour"
+    lock_timeout: checks.PositiveDuration = "10s"
+    max_attempts: checks.Attempts = 5
+
+    @model_validator(mode="after")
+    def _heartbeat_fits_lease(self) -> WorkerSettings:
+        if self.heartbeat_seconds * 3 > self.lease_seconds:
+            raise Conflict(
+                "heartbeat",
+                f'is "{self.heartbeat}"; it must be at most a third of worker.lease '
+                f'("{self.lease}"), so that two lost beats do not lose the lease',
+            )
+        return self
+
+    @property
+    def lease_seconds(self) -> float:
+        """How long a claim holds without a heartbeat."""
+        return parse_duration(self.lease)
+
+    @property
+    def heartbeat_seconds(self) -> float:
+        """How often the claim is renewed."""
+        return parse_duration(self.heartbeat)
+
+    @property
+    def publish_timeout_seconds(self) -> float:
+        """How long publishing may take."""
+        return parse_duration(self.publish_timeout)
+
+    @property
+    def lock_timeout_seconds(self) -> float:
+        """How long a statement waits for a lock."""
+        return parse_duration(self.lock_timeout)
+
+
+class LedgerSettings(Section):
+    """`[ledger]`: our tables in the destination database."""
+
+    schema_name: checks.Schema = Field(default="tidegate", alias="schema")
+    marker_table: checks.Identifier = "table_updates"
+    timestamps: Literal["database", "client"] = "database"
+
+
+class SyncDefaults(Section):
+    """`[defaults]`: what every sync has unless it says otherwise."""
+
+    mode: Literal["merge", "append", "delete_insert", "replace"] = "merge"
+    changes: Literal["cursor", "snapshot", "cdc"] = "cursor"
+    lookback: checks.Lookback | None = None
+    settle: checks.Duration = "60s"
+    null_cursor: Literal["raise", "include", "exclude"] | None = None
+    cursor_timezone: checks.TimeZone | None = None
+    duplicates: Literal["refuse", "newest"] = "refuse"
+    batch_rows: checks.Rows = 500_000
+    partitions: checks.Partitions | None = None
+    schedule: checks.Text | None = None
+
+    @property
+    def settle_seconds(self) -> float:
+        """How far behind the source's clock to stay where the horizon cannot be seen."""
+        return parse_duration(self.settle)
+
+    @property
+    def lookback_seconds(self) -> float | None:
+        """The lookback for a cursor of time; a whole number counts as seconds."""
+        return None if self.lookback is None else parse_duration(self.lookback)
+
+
+class SyncSettings(SyncDefaults):
+    """`[sync.NAME]`: one movement from a source relation to a destination relation."""
+
+    source: checks.Relation
+    target: checks.Relation
+    key: checks.Columns | None = None
+    cursor: checks.Text | None = None
+
+
+# Sections whose keys are fixed; [connections] and [sync] hold names the user chose.
+FIXED: dict[str, type[Section]] = {
+    "project": ProjectSettings,
+    "spark": SparkSettings,
+    "worker": WorkerSettings,
+    "ledger": LedgerSettings,
+    "defaults": SyncDefaults,
+}
+SECTIONS = (*FIXED, "connections", "sync")
+
+
+def keys_of(model: type[Section]) -> tuple[str, ...]:
+    """Return the keys of a section as TOML writes them."""
+    return tuple(field.alias or name for name, field in model.model_fields.items())
