@@ -145,7 +145,9 @@ class EmbeddedServer:
     def ensure_database(self, name: str) -> None:
         """Create a database unless it exists; another creator at the same time does no harm."""
         try:
-            with psycopg.connect(self.conninfo("postgres"), autocommit=True) as connection:
+            with psycopg.connect(
+                self.conninfo("postgres"), password=self.password(), autocommit=True
+            ) as connection:
                 found = connection.execute("SELECT FROM pg_database WHERE datname = %s", [name])
                 if found.fetchone() is None:
                     connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))

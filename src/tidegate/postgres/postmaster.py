@@ -72,11 +72,17 @@ def disown_stale_pid(data: Path) -> None:
     """
     path = data / "postmaster.pid"
     try:
-        lines = path.read_text().splitlines(keepends=True)
-        age_seconds = time.time() - path.stat().st_mtime
+        # One handle for looking and writing: a file put in its place meanwhile stays untouched.
+        with path.open("r+") as file:
+            first, _, rest = file.read().partition("\n")
+            if first.isdigit():
+                if not works_on(int(first), data):
+                    file.seek(0)
+                    file.write(f"{_IMPOSSIBLE_PID}\n{rest}")
+                    file.truncate()
+                return
+            age_seconds = time.time() - os.fstat(file.fileno()).st_mtime
     except FileNotFoundError:
         return
-    if lines and lines[0].strip().isdigit():
-        path.write_text("".join([f"{_IMPOSSIBLE_PID}\n", *lines[1:]]))
-    elif age_seconds > _SECONDS_TO_WRITE_THE_FILE:
+    if age_seconds > _SECONDS_TO_WRITE_THE_FILE:
         path.unlink()  # emptied by a power failure, not just being written
