@@ -140,6 +140,12 @@ def _blank_is_none(value: object) -> object:
     return None if isinstance(value, str) and not value.strip() else value
 
 
+def _remote(value: object) -> object:
+    if not isinstance(value, str) or (value.strip() and not value.startswith("sc://")):
+        raise ValueError('a Spark Connect URL, "sc://host:15002"')
+    return _blank_is_none(value)
+
+
 Text = Annotated[str, BeforeValidator(_text)]
 Identifier = Annotated[str, BeforeValidator(_identifier)]
 Schema = Annotated[str, BeforeValidator(_schema)]
@@ -153,6 +159,7 @@ Columns = Annotated[tuple[str, ...], BeforeValidator(_key)]
 TimeZone = Annotated[str, BeforeValidator(_timezone)]
 SparkConf = Annotated[dict[str, str], BeforeValidator(_conf)]
 TextOrNone = Annotated[str | None, BeforeValidator(_blank_is_none)]
+Remote = Annotated[str | None, BeforeValidator(_remote)]
 Attempts = Annotated[int, BeforeValidator(_whole(1, 1_000))]
 Rows = Annotated[int, BeforeValidator(_whole(1))]
 Partitions = Annotated[int, BeforeValidator(_whole(1, 1_024))]

@@ -55,7 +55,9 @@ class Connections(Mapping[str, ConnectionSettings]):
         wanted = {name for text in _texts(raw) for name in variables_in(text)}
         self._raw = dict(raw)
         self._variables = {name: variables[name] for name in wanted if name in variables}
-        self._origins = {key: origin for key, origin in origins.items() if key[0] == "connections"}
+        self._origins = {
+            key: origin for key, origin in origins.items() if key[:1] == ("connections",)
+        }
 
     def __getitem__(self, name: str) -> ConnectionSettings:
         problems: list[Problem] = []
@@ -130,7 +132,11 @@ class Connections(Mapping[str, ConnectionSettings]):
                 where = (*key, part)
                 origin = self._origin(where)
                 problems.append(unknown_key(origin, where, _POSTGRES_KEYS, "the keys here are"))
-        return self._postgres(name, (*key, "url"), value.get("url"), problems)
+        where = (*key, "url")
+        if "url" in value:
+            return self._postgres(name, where, value["url"], problems)
+        problems.append(Problem(where, f"{self._origin(where).place(where)} is missing"))
+        return None
 
     def _postgres(
         self, name: str, key: Key, value: Any, problems: list[Problem]

@@ -132,8 +132,8 @@ def missing_key(origin: Origin, key: Key, known_syncs: Iterable[str]) -> Problem
         text += f'; add [project] with name = "..." to {FILE}'
     elif key[0] == "sync":
         near = nearest(key[1], (name for name in known_syncs if name != key[1]))
-        example = f'; write {key[-1]} = "connection:schema.table"'
-        text += f'; did you mean the sync "{near}"?' if near else example
+        text += f'; write {key[-1]} = "connection:schema.table"'
+        text += f', or did you mean the sync "{near}"?' if near and key[-1] == "source" else ""
     return Problem(key, text)
 
 

@@ -11,6 +11,7 @@ from tidegate.errors import SettingsError
 from tidegate.settings.explain import FILE
 
 _POSITION = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+_KEY = re.compile(r"\s*[A-Za-z0-9_.-]+\s*=")
 _HEADER = re.compile(r"\s*\[")
 _MAY_HOLD_SECRET = re.compile(
     r"connection|control|conf|profile|://|passw|secret|token|host\s*=", re.IGNORECASE
@@ -50,6 +51,11 @@ def read_file(path: Path) -> dict[str, Any]:
         raise SettingsError(malformed(text, str(error))) from None
 
 
+def _in_long_text(above: list[str]) -> bool:
+    """Say whether a text of several lines is open, whose key stands further up."""
+    return any("\n".join(above).count(quotes) % 2 for quotes in ('"""', "'''"))
+
+
 def malformed(text: str, message: str) -> str:
     """Return where and why TOML could not be read, with the line unless it may hold a secret."""
     lines = text.replace("\r\n", "\n").split("\n")
@@ -63,7 +69,10 @@ def malformed(text: str, message: str) -> str:
     line = lines[number - 1] if number <= len(lines) else ""
     header = next((above for above in reversed(lines[:number]) if _HEADER.match(above)), "")
     shown, marker = line.rstrip(), " " * (column - 1) + "^"
-    if _MAY_HOLD_SECRET.search(header) or _MAY_HOLD_SECRET.search(line):
-        shown, marker = (line.split("=", 1)[0] + "= ***" if "=" in line else "***"), ""
+    if _in_long_text(lines[: number - 1]):
+        shown, marker = "***", ""
+    elif _MAY_HOLD_SECRET.search(f"{header}\n{line}"):
+        key = _KEY.match(line)
+        shown, marker = f"{key[0]} ***" if key else "***", ""
     place = f"{FILE}: line {number}, column {column}: {reason}"
     return "\n".join(part for part in (place, f"    {shown}", f"    {marker}") if part.strip())

@@ -27,7 +27,7 @@ from tidegate.settings.explain import (
 from tidegate.settings.file import read_file
 from tidegate.settings.interpolate import interpolate
 from tidegate.settings.layers import Layers, flatten_free_tables, map_text, unknown_keys
-from tidegate.settings.sections import SyncDefaults
+from tidegate.settings.sections import SyncDefaults, keys_of
 from tidegate.settings.settings import Settings, name_problems, with_defaults
 
 
@@ -140,6 +140,6 @@ def _syncs(layers: Layers, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _written(key: Key, layers: Layers) -> Key:
     """Return where a key of a sync was really written: there, or in [defaults]."""
-    if key[0] == "sync" and key not in layers.origins and ("defaults", key[-1]) in layers.origins:
-        return ("defaults", key[-1])
-    return key
+    default = ("defaults", key[-1])
+    inherited = key[0] == "sync" and key not in layers.origins and default in layers.origins
+    return default if inherited and key[-1] in keys_of(SyncDefaults) else key

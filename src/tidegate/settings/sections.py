@@ -40,15 +40,13 @@ class SparkSettings(Section):
     """`[spark]`: a master to start, or a Spark Connect server to use; never both."""
 
     master: checks.TextOrNone = _DEFAULT_MASTER
-    remote: checks.TextOrNone = None
+    remote: checks.Remote = None
     conf: checks.SparkConf = Field(default_factory=dict, repr=False)
 
     @model_validator(mode="after")
     def _one_of_both(self) -> SparkSettings:
         if self.remote is None:
             return self
-        if not self.remote.startswith("sc://"):
-            raise Conflict("remote", "has a wrong value; expected a Spark Connect URL, sc://...")
         if self.master not in (None, _DEFAULT_MASTER):
             raise Conflict("remote", "and spark.master are both set; remove one of them")
         object.__setattr__(self, "master", None)  # remote wins; still under construction here

@@ -1,0 +1,159 @@
+"""Durations, ${VAR} and .env, each on its own."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tidegate.errors import SettingsError
+from tidegate.settings.dotenv import parse_dotenv
+from tidegate.settings.durations import format_duration, parse_duration
+from tidegate.settings.interpolate import (
+    MalformedReference,
+    UnsetVariable,
+    interpolate,
+    variables_in,
+)
+
+NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
+VARIABLES = st.dictionaries(NAMES, st.text(max_size=20), max_size=4)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("180s", 180.0),
+        ("10 minutes", 600.0),
+        ("1h", 3600.0),
+        ("1 day", 86_400.0),
+        ("500ms", 0.5),
+        ("1h 30m", 5400.0),
+        ("1h30m", 5400.0),
+        ("2 Weeks", 1_209_600.0),
+        ("1.5 hours", 5400.0),
+        (" 7 sec ", 7.0),
+        ("90", 90.0),
+        (90, 90.0),
+        (0.1, 0.1),
+        ("0s", 0.0),
+    ],
+)
+def test_a_duration_is_read_as_people_write_it(text: object, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "soon", "10 parsecs", "-5s", "5 s s", "s", "1e9s", "PT10M", "9" * 400 + "d", True,
+     None, -1, float("nan"), float("inf"), 10**30, [], "1h and", "200 000 days", "\u0661s"],
+)  # fmt: skip
+def test_what_is_no_duration_is_refused_with_examples(text: object) -> None:
+    with pytest.raises(ValueError, match=re.escape('"180s", "10 minutes", "1h", "1 day"')):
+        parse_duration(text)
+
+
+@given(st.integers(min_value=0, max_value=36_525 * 86_400_000))
+@example(0)
+@example(1)
+@example(86_400_000)
+def test_a_formatted_duration_reads_back(milliseconds: int) -> None:
+    seconds = milliseconds / 1000
+    assert parse_duration(format_duration(seconds)) == seconds
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_duration_or_a_value_error(text: str) -> None:
+    with contextlib.suppress(ValueError):
+        assert parse_duration(text) >= 0
+
+
+@given(st.text().filter(lambda text: "${" not in text), VARIABLES)
+def test_text_without_references_stays_as_it_is(text: str, variables: dict[str, str]) -> None:
+    assert interpolate(text, variables) == text
+
+
+@given(st.text().map(lambda text: text.replace("$", "")), NAMES, st.text(), st.text(max_size=5))
+def test_a_reference_becomes_the_variable_untouched(
+    before: str, name: str, value: str, after: str
+) -> None:
+    assert interpolate(f"{before}${{{name}}}{after}", {name: value}).startswith(before + value)
+    assert variables_in(f"{before}${{{name}}}") == {name}
+
+
+@given(NAMES, st.text().map(lambda text: text.replace("}", "")))
+def test_the_default_counts_only_for_unset_and_empty_variables(name: str, default: str) -> None:
+    reference = f"${{{name}:-{default}}}"
+    assert interpolate(reference, {}) == default
+    assert interpolate(reference, {name: ""}) == default
+    assert interpolate(reference, {name: "x"}) == "x"
+
+
+@given(st.text().filter(lambda text: not text.endswith("$")), VARIABLES)
+def test_escaping_every_reference_gives_the_text_back(text: str, variables: dict[str, str]) -> None:
+    # "$${" is the only text that cannot be escaped by doubling the dollar before its brace.
+    if "$${" not in text:
+        assert interpolate(text.replace("${", "$${"), variables) == text
+
+
+def test_what_a_variable_brings_in_is_not_looked_at_again() -> None:
+    assert interpolate("${A}", {"A": "${B}", "B": "no"}) == "${B}"
+
+
+def test_an_unset_variable_is_named() -> None:
+    with pytest.raises(UnsetVariable, match="SHOP_URL"):
+        interpolate("x${SHOP_URL}", {"SHOP": "y"})
+
+
+def test_an_empty_variable_without_default_is_empty() -> None:
+    assert interpolate("<${A}>", {"A": ""}) == "<>"
+
+
+@pytest.mark.parametrize("text", ["${", "${A", "${1A}", "${A B}", "${}", "${A-b}", "${A:b}"])
+def test_a_malformed_reference_is_refused(text: str) -> None:
+    with pytest.raises(MalformedReference, match=re.escape("$${")):
+        interpolate(text, {"A": "x"})
+
+
+def test_a_dotenv_file_is_read_as_shells_write_it() -> None:
+    text = """
+# a comment
+PLAIN=value
+  export EXPORTED = spaced out   # comment
+HASH=a#b
+EMPTY=
+SINGLE='a "b" # \\n $x'  # comment
+DOUBLE="a 'b' # \\n \\"c\\" \\\\ \\$x"
+EQUALS=a=b=c
+URL=postgresql://u:p%40@h/d?x=1
+""".replace("\nEMPTY", "\r\nEMPTY")
+    assert parse_dotenv(text) == {
+        "PLAIN": "value",
+        "EXPORTED": "spaced out",
+        "HASH": "a#b",
+        "EMPTY": "",
+        "SINGLE": 'a "b" # \\n $x',
+        "DOUBLE": "a 'b' # \n \"c\" \\ $x",
+        "EQUALS": "a=b=c",
+        "URL": "postgresql://u:p%40@h/d?x=1",
+    }
+
+
+def test_a_malformed_dotenv_names_every_line_and_shows_none() -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_dotenv('GOOD=1\nhunter2\nA=\'hunter2\nB="hunter2" x\n1C=hunter2')
+    assert str(caught.value).splitlines() == [
+        ".env: line 2 is not KEY=value",
+        ".env: line 3 (A) has an unfinished quote",
+        ".env: line 4 (B) has an unfinished quote",
+        ".env: line 5 is not KEY=value",
+    ]
+
+
+@given(st.dictionaries(NAMES, st.text(st.characters(exclude_characters="'\n\r\x00"))))
+def test_single_quotes_keep_any_line_of_text(variables: dict[str, str]) -> None:
+    text = "\n".join(f"{name}='{value}'" for name, value in variables.items())
+    assert parse_dotenv(text) == variables
