@@ -36,6 +36,7 @@ HOST = "127.0.0.1"
 USER = "tidegate"
 DATABASE = "tidegate"
 START_TIMEOUT_SECONDS = 120.0  # recovery after a crash may have much to read
+START_ATTEMPTS = 3
 STOP_TIMEOUT_SECONDS = 60.0
 LOG_BYTES = 10_000_000
 
@@ -118,12 +119,20 @@ class EmbeddedServer:
         with self._translate_os_errors():
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._lock():
-            postmaster = find_postmaster(self._data)
-            if postmaster is None or not self._wait_until_ready(postmaster.pid):
-                self._initialize()
-                self._launch_until_ready()
-            # Still under the lock: whoever comes second finds the database too.
-            self.ensure_database(DATABASE)
+            for _ in range(START_ATTEMPTS):
+                postmaster = find_postmaster(self._data)
+                if postmaster is None or not self._wait_until_ready(postmaster.pid):
+                    self._initialize()
+                    self._launch_until_ready()
+                try:
+                    # Still under the lock: whoever comes second finds the database too.
+                    self.ensure_database(DATABASE)
+                    return
+                except ConnectionFailed as error:
+                    failure = error
+                if find_postmaster(self._data):
+                    break  # it runs and refuses us; otherwise we met it dying
+            raise failure
 
     def stop(self, mode: StopMode = "fast") -> bool:
         """Stop the server and wait until it is gone; False when it was not running."""
