@@ -52,6 +52,7 @@ def test_masking_hides_passwords_and_nothing_else(conninfo: str, masked: str) ->
         f"postgresql://ana:{SECRET}@[db/shop",
         f"postgresql://ana:x@{SECRET}@db/shop",
         f"postgresql://ana:x/{SECRET}@db/shop",
+        f"postgresql://ana:12/{SECRET}@db/shop",
         f"postgresql://ana:{SECRET}",
         f"postgresql://ana:{SECRET}/shop",
         f"host=db password='{SECRET}",
@@ -60,6 +61,7 @@ def test_masking_hides_passwords_and_nothing_else(conninfo: str, masked: str) ->
         f"postgresql://db/shop?password=x&{SECRET}",
         f"postgresql://db/shop?pasword={SECRET}",
         f"postgresql://ana:x\0{SECRET}@db/shop",
+        f"host=db\0{SECRET}",
         SECRET,
     ],
 )

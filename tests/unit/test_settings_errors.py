@@ -1,4 +1,4 @@
-"""What a user reads when a setting is wrong, and what nobody may ever read."""
+"""What a user reads when a setting is wrong."""
 
 from __future__ import annotations
 
@@ -175,23 +175,20 @@ def test_a_variable_for_an_undeclared_sync_gets_the_nearest_one(tmp_path: Path) 
     assert 'did you mean the sync "orders"?' in lines[0]
 
 
+def test_a_missing_key_is_asked_for_where_its_sync_was_declared(tmp_path: Path) -> None:
+    toml = BASE + "[sync.orders]\nsource = 'a:b'\n"
+    lines = fail(tmp_path, toml, {"TIDEGATE_SYNC__ORDERS__MODE": "append"})
+    assert lines == [
+        'tidegate.toml: sync.orders.target is missing; write target = "connection:schema.table"'
+    ]
+
+
 def test_an_unknown_profile_lists_those_that_exist(tmp_path: Path) -> None:
     toml = BASE + "[profile.prod.worker]\n[profile.dev.worker]\n"
     text = "\n".join(fail(tmp_path, toml, profile="prd"))
     assert 'no profile "prd"; did you mean "prod"?; it has dev, prod' in text
     assert "it has dev, prod" in fail(tmp_path, toml, {"TIDEGATE_PROFILE": "zzz"})[0]
     assert 'no profile "x"' in fail(tmp_path, BASE, profile="x")[0]
-
-
-def test_an_unknown_connection_gets_the_nearest_and_the_list(tmp_path: Path) -> None:
-    (tmp_path / "tidegate.toml").write_text(BASE + "[connections]\nshop = 'x=1'\nlake = 'x=1'\n")
-    settings = load_settings(tmp_path, environ={})
-    with pytest.raises(SettingsError) as caught:
-        settings.connection("shp")
-    assert str(caught.value).splitlines() == [
-        'there is no connection "shp"; did you mean "shop"?',
-        "  [connections] in tidegate.toml declares: lake, shop",
-    ]
 
 
 def test_malformed_toml_is_shown_with_line_and_column(tmp_path: Path) -> None:
@@ -201,25 +198,6 @@ def test_malformed_toml_is_shown_with_line_and_column(tmp_path: Path) -> None:
     lines = fail(tmp_path, BASE + ORDERS + 'cursor = "updated_at')
     assert lines[0].startswith("tidegate.toml: line 6, column ")
     assert lines[1] == '    cursor = "updated_at'
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        f'[connections]\nx = "{SECRET}',
-        f'[connections]\n"{SECRET}" x = 1',
-        f'[connections]\nx = """\n{SECRET} = \\q',
-        f'connections.x = "{SECRET}\n',
-        f'[project]\ncontrol = "{SECRET}',
-        f"[project]\nname = '''\n{SECRET} \0",
-        f'[profile.p.connections]\nx = "{SECRET}',
-        f'[conections]\nx = "postgres://a:{SECRET}@h',
-        f'[conections]\nx = "host=h user={SECRET}',
-        f'[spark.conf]\nx = "{SECRET}',
-    ],
-)
-def test_a_malformed_line_that_may_hold_a_secret_is_not_shown(tmp_path: Path, line: str) -> None:
-    assert fail(tmp_path, line)[0].startswith("tidegate.toml: line ")
 
 
 @given(st.text(), st.integers(0, 50), st.integers(1, 50))
@@ -237,49 +215,6 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
 def test_a_byte_order_mark_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "tidegate.toml").write_bytes(b"\xef\xbb\xbf" + BASE.encode())
     assert load_settings(tmp_path, environ={}).project.name == "shop"
-
-
-@pytest.mark.parametrize(
-    "toml",
-    [
-        f"[project]\nname = 5\ncontrol = 'host=h password={SECRET}'\n",
-        f"[project]\nname = 'x'\ncontrol = ['{SECRET}']\n",
-        f"{BASE}[connections]\nx = ['{SECRET}']\n",
-        f"{BASE}connections = '{SECRET}'\n".replace(BASE, "") + BASE,
-        f"{BASE}[connections]\nx = {{ url = '{SECRET}' }}\n",
-        f"{BASE}[connections]\nx = {{ type = '{SECRET}' }}\n",
-        f"{BASE}[connections]\nx = {{ type = 'postgres', url = 5, password = '{SECRET}' }}\n",
-        f"{BASE}[connections]\n'postgres://a:{SECRET}@h' = 'embedded'\n",
-        f"{BASE}[sync.a]\nsource = 'postgres://u:{SECRET}@h/d'\ntarget = 'a:b'\n",
-        f"{BASE}[spark.conf]\nsecret = ['{SECRET}']\n",
-    ],
-)
-def test_no_error_repeats_a_secret(tmp_path: Path, toml: str) -> None:
-    fail(tmp_path, toml)
-
-
-def test_nothing_printed_or_dumped_holds_a_secret(tmp_path: Path) -> None:
-    toml = (
-        BASE
-        + f"""control = "postgres://u:{SECRET}@h/d"
-[connections]
-a = "${{A_URL}}"
-b = "host=h password={SECRET}"
-c = {{ type = "postgres", url = "postgres://u:{SECRET}@h/d" }}
-d = {{ type = "iceberg", token = "{SECRET}" }}
-[spark]
-remote = "sc://h:1/;token={SECRET}"
-"""
-    )
-    (tmp_path / "tidegate.toml").write_text(toml)
-    settings = load_settings(tmp_path, environ={"A_URL": f"postgres://u:{SECRET}@h/d"})
-    things = [settings, settings.project, settings.spark, settings.connections]
-    connections = [settings.connection(name) for name in ("a", "b", "c", "d", "control")]
-    for thing in (*things, *connections):
-        assert SECRET not in repr(thing) + str(thing) + f"{thing}"
-    for model in (settings, settings.project, settings.spark, *connections):
-        assert SECRET not in str(model.model_dump()) + model.model_dump_json()
-    assert settings.connection("d").options == {"token": SECRET}
 
 
 def test_every_key_of_every_section_is_documented() -> None:

@@ -49,7 +49,8 @@ def test_a_duration_is_read_as_people_write_it(text: object, seconds: float) -> 
 @pytest.mark.parametrize(
     "text",
     ["", " ", "soon", "10 parsecs", "-5s", "5 s s", "s", "1e9s", "PT10M", "9" * 400 + "d", True,
-     None, -1, float("nan"), float("inf"), 10**30, [], "1h and", "200 000 days", "\u0661s"],
+     None, -1, float("nan"), float("inf"), 10**30, [], "1h and", "40000 days", "2 000 s",
+     "\u0661s"],
 )  # fmt: skip
 def test_what_is_no_duration_is_refused_with_examples(text: object) -> None:
     with pytest.raises(ValueError, match=re.escape('"180s", "10 minutes", "1h", "1 day"')):

@@ -1,0 +1,102 @@
+"""Connections: how they are written, and that each is resolved only when it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidegate.errors import SettingsError
+from tidegate.settings import Settings, load_settings
+
+Load = Callable[..., Settings]
+BASE = '[project]\nname = "shop"\n'
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    def write_and_load(
+        toml: str, environ: Mapping[str, str] | None = None, **options: Any
+    ) -> Settings:
+        (tmp_path / "tidegate.toml").write_text(toml)
+        return load_settings(tmp_path, environ=environ or {}, **options)
+
+    return write_and_load
+
+
+def test_a_profile_replaces_a_connection_of_another_kind_and_merges_one_of_its_own(
+    load: Load,
+) -> None:
+    toml = (
+        BASE
+        + """
+[connections]
+a = { type = "iceberg", uri = "x", warehouse = "w" }
+b = { type = "iceberg", uri = "x", warehouse = "w" }
+[profile.p.connections]
+a = { type = "postgres", url = "embedded" }
+b = { uri = "y" }
+"""
+    )
+    settings = load(toml, profile="p")
+    assert settings.connection("a").embedded_database == "tidegate"
+    assert settings.connection("b").options == {"uri": "y", "warehouse": "w"}
+
+
+def test_connections_are_resolved_one_by_one(load: Load) -> None:
+    settings = load(BASE + "[connections]\na = '${A_URL}'\nb = 'service=shop'\nc = '${EMPTY}'\n",
+                    {"EMPTY": ""})  # fmt: skip
+    assert list(settings.connections) == ["a", "b", "c"]
+    url = settings.connection("b").url
+    assert url is not None
+    assert url.get_secret_value() == "service=shop"
+    with pytest.raises(SettingsError, match=r"tidegate\.toml: connections\.a needs .* A_URL"):
+        settings.connection("a")
+    with pytest.raises(SettingsError, match=r"connections\.c has a wrong value.*it is empty"):
+        settings.connection("c")
+
+
+@pytest.mark.parametrize(
+    ("written", "embedded", "url"),
+    [
+        ('"embedded"', "tidegate", None),
+        ('"embedded:shop"', "shop", None),
+        ('"postgres://h/d"', None, "postgres://h/d"),
+        ('" host = h dbname=d"', None, "host = h dbname=d"),
+        ('{ type = "postgres", url = "embedded" }', "tidegate", None),
+        ('{ url = "postgresql://h/d" }', None, "postgresql://h/d"),
+    ],
+)
+def test_a_postgres_connection_is_a_text_or_a_table(
+    load: Load, written: str, embedded: str | None, url: str | None
+) -> None:
+    connection = load(BASE + f"[connections]\nx = {written}\n").connection("x")
+    assert (connection.name, connection.type, connection.options) == ("x", "postgres", {})
+    assert connection.embedded_database == embedded
+    assert (connection.url.get_secret_value() if connection.url else None) == url
+
+
+def test_an_iceberg_connection_passes_its_options_through(load: Load) -> None:
+    toml = BASE + '[connections.lake]\ntype = "iceberg"\nuri = "${U}"\ns3.path-style = true\n'
+    lake = load(toml, {"U": "x"}).connection("lake")
+    assert (lake.type, lake.url, lake.embedded_database) == ("iceberg", None, None)
+    assert lake.options == {"uri": "x", "s3.path-style": True}
+
+
+def test_control_is_a_connection_of_its_own(load: Load) -> None:
+    assert load(BASE).connection("control").embedded_database == "tidegate"
+    control = load(BASE + "control = 'service=c'\n").connection("control")
+    assert control.url is not None
+    assert control.url.get_secret_value() == "service=c"
+
+
+def test_an_unknown_connection_gets_the_nearest_and_the_list(load: Load) -> None:
+    settings = load(BASE + "[connections]\nshop = 'x=1'\nlake = 'x=1'\n")
+    with pytest.raises(SettingsError) as caught:
+        settings.connection("shp")
+    assert str(caught.value).splitlines() == [
+        'there is no connection "shp"; did you mean "shop"?',
+        "  [connections] in tidegate.toml declares: lake, shop",
+    ]
