@@ -1,0 +1,1 @@
+"""What Tidegate keeps in the control database: jobs, attempts, locks, workers."""

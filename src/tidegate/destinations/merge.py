@@ -1,0 +1,128 @@
+"""The statements that put staged rows into a target: dedupe, leave equal rows alone, upsert."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from psycopg import sql
+
+from tidegate.model.load import StagedWrite
+from tidegate.model.relation import Relation
+from tidegate.model.shape import Shape
+from tidegate.postgres.identifiers import column_list, qualified
+
+
+def staged_rows(tables: Sequence[sql.Identifier], shape: Shape, *, cast: bool) -> sql.Composed:
+    """All staged rows as one relation, in the target's types when `cast`."""
+    columns = sql.SQL(", ").join(
+        sql.SQL("{}::{} AS {}").format(
+            sql.Identifier(column.name), sql.SQL(column.target_type), sql.Identifier(column.name)
+        )
+        if cast and column.staged_type != column.target_type
+        else sql.Identifier(column.name)
+        for column in shape.columns
+    )
+    return sql.SQL(" UNION ALL ").join(
+        sql.SQL("SELECT {} FROM {}").format(columns, table) for table in tables
+    )
+
+
+def newest_rows(rows: sql.Composable, shape: Shape) -> sql.Composed:
+    """One row per key, in a total order: the highest cursor, then the highest content."""
+    order: list[sql.Composable] = [sql.Identifier(name) for name in shape.key]
+    if shape.cursor is not None:
+        order.append(sql.SQL("{} DESC NULLS LAST").format(sql.Identifier(shape.cursor)))
+    order.append(sql.SQL("ROW({})::text DESC").format(column_list(shape.names)))
+    return sql.SQL("SELECT DISTINCT ON ({}) {} FROM ({}) d ORDER BY {}").format(
+        column_list(shape.key), column_list(shape.names), rows, sql.SQL(", ").join(order)
+    )
+
+
+def merge_statement(
+    target: Relation, rows: sql.Composable, shape: Shape, *, newest_wins: bool
+) -> sql.Composed:
+    """Upsert; rows that would not change anything are sorted out before they cost a write."""
+    guarded = newest_wins and shape.cursor is not None
+    stale: sql.Composable = sql.SQL("")
+    keep: sql.Composable = sql.SQL("")
+    if guarded:
+        assert shape.cursor is not None
+        cursor = sql.Identifier(shape.cursor)
+        stale = sql.SQL(" OR o.{} > s.{}").format(cursor, cursor)
+        keep = sql.SQL(
+            " WHERE t.{c} <= excluded.{c} OR t.{c} IS NULL OR excluded.{c} IS NULL"
+        ).format(c=cursor)
+    others = [name for name in shape.names if name not in shape.key]
+    action: sql.Composable = sql.SQL("NOTHING")
+    if others:
+        action = sql.SQL("UPDATE SET {}{}").format(
+            sql.SQL(", ").join(
+                sql.SQL("{} = excluded.{}").format(sql.Identifier(name), sql.Identifier(name))
+                for name in others
+            ),
+            keep,
+        )
+    return sql.SQL(
+        "INSERT INTO {target} AS t ({names}) SELECT {names} FROM ({rows}) s"
+        " WHERE NOT EXISTS (SELECT FROM {target} o WHERE {same_key}"
+        " AND (record_image_eq(ROW({old}), ROW({new})){stale}))"
+        " ON CONFLICT ({key}) DO {action}"
+    ).format(
+        target=qualified(target),
+        names=column_list(shape.names),
+        rows=rows,
+        same_key=_same_key("o", "s", shape.key),
+        old=column_list(shape.names, "o"),
+        new=column_list(shape.names, "s"),
+        stale=stale,
+        key=column_list(shape.key),
+        action=action,
+    )
+
+
+def insert_statement(target: Relation, rows: sql.Composable, shape: Shape) -> sql.Composed:
+    """Plain insert, for a target that has no rows yet."""
+    return sql.SQL("INSERT INTO {} ({}) {}").format(
+        qualified(target), column_list(shape.names), rows
+    )
+
+
+def delete_others_statement(target: Relation, rows: sql.Composable, shape: Shape) -> sql.Composed:
+    """Remove what a full batch does not hold."""
+    return sql.SQL("DELETE FROM {} t WHERE NOT EXISTS (SELECT FROM ({}) s WHERE {})").format(
+        qualified(target), rows, _same_key("t", "s", shape.key)
+    )
+
+
+def duplicate_key_statement(rows: sql.Composable, shape: Shape) -> sql.Composed:
+    """A key that more than one staged row has."""
+    key = column_list(shape.key)
+    return sql.SQL(
+        "SELECT ROW({key})::text, count(*) FROM ({rows}) s"
+        " GROUP BY {key} HAVING count(*) > 1 LIMIT 1"
+    ).format(key=key, rows=rows)
+
+
+def null_key_statement(rows: sql.Composable, shape: Shape) -> sql.Composed:
+    """How many staged rows lack a part of their key."""
+    return sql.SQL("SELECT count(*) FROM ({}) s WHERE {}").format(
+        rows,
+        sql.SQL(" OR ").join(
+            sql.SQL("{} IS NULL").format(sql.Identifier(name)) for name in shape.key
+        ),
+    )
+
+
+def count_statement(table: sql.Identifier) -> sql.Composed:
+    return sql.SQL("SELECT count(*) FROM {}").format(table)
+
+
+def total_rows(writes: Sequence[StagedWrite]) -> int:
+    return sum(write.rows for write in writes)
+
+
+def _same_key(left: str, right: str, key: Sequence[str]) -> sql.Composed:
+    return sql.SQL(" AND ").join(
+        sql.SQL("{} = {}").format(sql.Identifier(left, name), sql.Identifier(right, name))
+        for name in key
+    )

@@ -1,0 +1,277 @@
+"""A Postgres destination: exists, stage, check, publish, discard, watermark."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+import psycopg
+from psycopg import errors as pg
+from psycopg import sql
+
+from tidegate.destinations import merge
+from tidegate.destinations.target import check_present, ensure_target
+from tidegate.errors import (
+    CommitUnknown,
+    ConnectionFailed,
+    DeclarationError,
+    DestinationError,
+    StagingLost,
+    TidegateError,
+)
+from tidegate.failpoints import reach
+from tidegate.ledger.fences import Fence, Fences, publisher_name
+from tidegate.ledger.ledger import Ledger
+from tidegate.ledger.markers import Markers
+from tidegate.ledger.staging import Staging
+from tidegate.ledger.watermarks import Watermarks
+from tidegate.model.batch import Batch, BatchKind
+from tidegate.model.cursor import CursorType
+from tidegate.model.load import Published, StagedWrite
+from tidegate.model.relation import Relation
+from tidegate.model.shape import Shape
+from tidegate.model.staging import staging_table
+from tidegate.model.watermark import Watermark
+from tidegate.postgres.catalog import is_empty
+from tidegate.postgres.connect import Connection, session_lost, translate
+from tidegate.postgres.identifiers import qualified
+
+# A publisher never idles inside its transaction, so a stopped one is ended this soon.
+_IDLE_SECONDS = 30.0
+_RESOLVE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """Everything one publish needs."""
+
+    update_id: str
+    batch: Batch
+    shape: Shape
+    writes: tuple[StagedWrite, ...]
+    watermark: Watermark
+    cursor_type: CursorType | None
+    fence: Fence
+    newest_duplicates: bool
+    moved_by: str
+    remaining_seconds: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresDestination:
+    """One table in one database, with the ledger beside it."""
+
+    connect: Callable[[str], Connection]
+    relation: Relation
+    ledger: Ledger
+    control_id: UUID
+    lock_timeout_seconds: float = 10.0
+    publish_timeout_seconds: float = 3600.0
+
+    @property
+    def fences(self) -> Fences:
+        return Fences(self.ledger)
+
+    def open(self) -> Connection:
+        return self.connect("tidegate")
+
+    def exists(self, update_id: str) -> bool:
+        """Whether a load is in."""
+        with self.open() as connection:
+            return Markers(self.ledger).exists(connection, update_id, self.relation)
+
+    def watermark(self, pipeline: str) -> Watermark:
+        with self.open() as connection:
+            return Watermarks(self.ledger).get(connection, pipeline, str(self.relation))
+
+    def raise_fence(self, fence: Fence) -> None:
+        self.ledger.ensure()
+        self.fences.raise_(fence, lock_timeout_seconds=min(2.0, self.lock_timeout_seconds))
+
+    def prepare(self, shape: Shape, watermark: Watermark) -> None:
+        """Make or check the target, before anything is staged."""
+        with self.open() as connection:
+            check_present(connection, self.relation, watermark)
+            ensure_target(connection, self.relation, shape)
+            Watermarks(self.ledger).ensure(
+                connection, watermark.pipeline, str(self.relation), watermark.cursor_type
+            )
+
+    def check(
+        self, shape: Shape, writes: Sequence[StagedWrite], fence: Fence, *, newest: bool
+    ) -> None:
+        """Verify what was staged: all there, no key missing, none twice."""
+        if not writes:
+            return
+        with self.open() as connection:
+            self._check_counts(connection, writes, fence)
+            if not shape.key:
+                return
+            rows = merge.staged_rows(self._tables(writes, fence), shape, cast=False)
+            missing = connection.execute(merge.null_key_statement(rows, shape)).fetchone()
+            if missing and missing[0]:
+                raise DestinationError(
+                    f"{missing[0]} rows for {self.relation} have no value in their key "
+                    f"({', '.join(shape.key)})",
+                    "choose a key that every row has",
+                )
+            if shape.key_is_unique or newest:
+                return
+            twice = connection.execute(merge.duplicate_key_statement(rows, shape)).fetchone()
+            if twice:
+                raise DeclarationError(
+                    f"the key ({', '.join(shape.key)}) of {self.relation} is not unique: "
+                    f"{twice[0]} occurs {twice[1]} times in one batch",
+                    'choose a unique key, or set duplicates = "newest" to keep the newest row',
+                )
+
+    def publish(self, publication: Publication) -> Published:
+        """Rows, marker and watermark in one commit; a lost answer is resolved, never assumed."""
+        deadline = time.monotonic() + _RESOLVE_SECONDS
+        while True:
+            try:
+                return self._publish_once(publication)
+            except psycopg.Error as error:
+                if not session_lost(error):
+                    raise translate(error, f"publishing into {self.relation}") from error
+                cause: Exception = error
+            except ConnectionFailed as error:
+                cause = error
+            if time.monotonic() > deadline:
+                raise CommitUnknown(
+                    f"the connection was lost while publishing {publication.update_id} into "
+                    f"{self.relation}, and the database did not come back",
+                    "run again: the marker will tell whether the load is in",
+                ) from cause
+            time.sleep(0.2)
+
+    def discard(self, attempt_id: str) -> int:
+        """Drop what an attempt staged."""
+        with self.open() as connection:
+            return Staging(self.ledger).discard(connection, self.control_id, attempt_id)
+
+    def sweep(self, live_attempts: set[str]) -> int:
+        """Drop what this control plane's dead attempts staged."""
+        with self.open() as connection:
+            return Staging(self.ledger).sweep(connection, self.control_id, live_attempts)
+
+    def _publish_once(self, publication: Publication) -> Published:
+        fence = publication.fence
+        with self.connect(publisher_name(fence.attempt_id)) as connection:
+            connection.autocommit = True
+            with connection.transaction():
+                self._bound(connection, publication.remaining_seconds())
+                # 1. alone, first, and held to the end
+                self.fences.lock(connection, fence)
+                reach("publish.fenced")
+                markers = Markers(self.ledger)
+                if markers.exists(connection, publication.update_id, self.relation):
+                    # An earlier COMMIT of ours whose answer was lost.
+                    return Published(merge.total_rows(publication.writes), 0, already=True)
+                # 2. crash recovery empties unlogged tables
+                self._check_counts(connection, publication.writes, fence)
+                # 3.
+                markers.touch(connection, publication.update_id, self.relation)
+                reach("publish.marked")
+                # 4.
+                changed, first = self._apply(connection, publication)
+                reach("publish.applied")
+                # 5.
+                rows = merge.total_rows(publication.writes)
+                before = publication.watermark
+                after = before.after(publication.batch, rows, publication.update_id)
+                Watermarks(self.ledger).move(
+                    connection,
+                    before,
+                    after,
+                    cursor_type=publication.cursor_type,
+                    fence=fence.token,
+                    attempt_id=fence.attempt_id,
+                    moved_by=publication.moved_by,
+                    reason=f"load {publication.batch.kind.value}",
+                )
+                reach("publish.moved")
+            reach("publish.committed")
+            if first:
+                # Without statistics the next merge would be planned for an empty table.
+                connection.execute(sql.SQL("ANALYZE {}").format(qualified(self.relation)))
+            return Published(rows, changed)
+
+    def _bound(self, connection: Connection, remaining_seconds: float) -> None:
+        """Nothing here may outlast its welcome: a stopped publisher must not block others."""
+        idle = max(1.0, min(remaining_seconds, _IDLE_SECONDS))
+        for name, value in (
+            ("lock_timeout", self.lock_timeout_seconds),
+            ("statement_timeout", self.publish_timeout_seconds),
+            ("idle_in_transaction_session_timeout", idle),
+            ("client_connection_check_interval", 1.0),
+        ):
+            connection.execute(
+                "SELECT set_config(%s, %s, true)", (name, f"{max(1, int(value * 1000))}ms")
+            )
+        connection.execute("SET LOCAL synchronous_commit = on")
+
+    def _apply(self, connection: Connection, publication: Publication) -> tuple[int, bool]:
+        shape, writes = publication.shape, publication.writes
+        full = publication.batch.kind is BatchKind.FULL
+        empty = is_empty(connection, qualified(self.relation))
+        if not writes:
+            if not full:
+                return 0, False
+            deleted = connection.execute(
+                sql.SQL("DELETE FROM {}").format(qualified(self.relation))
+            ).rowcount
+            return deleted, False
+        rows: sql.Composable = merge.staged_rows(
+            self._tables(writes, publication.fence), shape, cast=True
+        )
+        if not shape.key_is_unique and publication.newest_duplicates:
+            rows = merge.newest_rows(rows, shape)
+        if empty:
+            inserted = connection.execute(merge.insert_statement(self.relation, rows, shape))
+            return inserted.rowcount, True
+        changed = 0
+        if full:
+            changed += connection.execute(
+                merge.delete_others_statement(self.relation, rows, shape)
+            ).rowcount
+        changed += connection.execute(
+            merge.merge_statement(self.relation, rows, shape, newest_wins=not full)
+        ).rowcount
+        return changed, False
+
+    def _check_counts(
+        self, connection: Connection, writes: Sequence[StagedWrite], fence: Fence
+    ) -> None:
+        for write, table in zip(writes, self._tables(writes, fence), strict=True):
+            try:
+                row = connection.execute(merge.count_statement(table)).fetchone()
+            except pg.UndefinedTable:
+                row = None
+            found = row[0] if row else 0
+            if found != write.rows:
+                raise StagingLost(
+                    f"{write.rows} rows were staged for {self.relation}, {found} are left "
+                    "(the database server restarted?)",
+                    "they are staged again",
+                )
+
+    def _tables(self, writes: Sequence[StagedWrite], fence: Fence) -> list[sql.Identifier]:
+        return [
+            sql.Identifier(
+                self.ledger.schema,
+                staging_table(self.control_id, fence.attempt_id, write.write_id),
+            )
+            for write in writes
+        ]
+
+
+def as_load_error(error: BaseException, doing: str) -> TidegateError:
+    """Any error of a load as one of ours."""
+    if isinstance(error, TidegateError):
+        return error
+    if isinstance(error, psycopg.Error):
+        return translate(error, doing)
+    return TidegateError(f"{doing}: {error}")

@@ -1,0 +1,74 @@
+"""Named points at which a test may kill, stop or pause this process; free when off.
+
+`TIDEGATE_FAILPOINT="publish.apply=kill"` arms one point. Actions: `kill` (SIGKILL to ourselves),
+`stop` (SIGSTOP), `raise`, and `wait:PATH` (announce by creating PATH, go on when it is removed).
+`@N` after the name arms the N-th passage only: `batch.planned@2=kill`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+POINTS = (
+    "job.submitted",
+    "job.claimed",
+    "fence.raised",
+    "batch.planned",
+    "stage.write",
+    "stage.written",
+    "stage.done",
+    "check.done",
+    "publish.fenced",
+    "publish.marked",
+    "publish.applied",
+    "publish.moved",
+    "publish.committed",
+    "job.finished",
+)
+
+
+class FailpointHit(RuntimeError):
+    """Raised by the `raise` action."""
+
+
+def _parse(text: str) -> tuple[str, int, str] | None:
+    if not text:
+        return None
+    point, _, action = text.partition("=")
+    name, _, passage = point.partition("@")
+    if name not in POINTS:
+        raise ValueError(f"TIDEGATE_FAILPOINT: unknown point {name!r}; one of {', '.join(POINTS)}")
+    return name, int(passage or 1), action or "kill"
+
+
+_armed = _parse(os.environ.get("TIDEGATE_FAILPOINT", ""))
+_passages = 0
+
+
+def reach(name: str) -> None:
+    """Note that execution got to the point called `name`."""
+    if _armed is not None and _armed[0] == name:
+        _fire(_armed)
+
+
+def _fire(armed: tuple[str, int, str]) -> None:
+    global _passages
+    _passages += 1
+    name, passage, action = armed
+    if _passages != passage:
+        return
+    kind, _, argument = action.partition(":")
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif kind == "wait":
+        flag = Path(argument)
+        flag.touch()
+        while flag.exists():
+            time.sleep(0.02)
+    else:
+        raise FailpointHit(f"failpoint {name}")

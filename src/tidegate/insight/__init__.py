@@ -1,0 +1,1 @@
+"""What the command line reads and manages, one file per noun."""

@@ -1,0 +1,1 @@
+"""What Tidegate keeps in a destination database: markers, watermarks, fences, staging."""

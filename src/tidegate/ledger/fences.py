@@ -1,0 +1,125 @@
+"""Fences: which attempt may publish into a table, and the lock that makes it hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from psycopg import errors as pg
+from psycopg import sql
+
+from tidegate.errors import BusyError, ControlMismatch, FenceLost
+from tidegate.ledger.ledger import Ledger
+from tidegate.postgres.connect import Connection
+from tidegate.postgres.identifiers import statement
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """One attempt's right to publish into one table."""
+
+    resource: str
+    control_id: UUID
+    token: int
+    attempt_id: str
+
+
+def publisher_name(attempt_id: str) -> str:
+    """The application_name of an attempt's publishing session, by which it can be ended."""
+    return f"tidegate publish {attempt_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fences:
+    """Raises and checks the fences of one ledger."""
+
+    ledger: Ledger
+
+    def raise_(self, fence: Fence, *, lock_timeout_seconds: float = 2.0) -> None:
+        """Make `fence` the only one that may publish; what older attempts read is now stale."""
+        with self.ledger.connect() as connection:
+            connection.execute(
+                "SELECT set_config('lock_timeout', %s, false)",
+                (f"{int(lock_timeout_seconds * 1000)}ms",),
+            )
+            for _ in range(5):
+                try:
+                    row = connection.execute(
+                        self._statement("raise_fence"), _parameters(fence)
+                    ).fetchone()
+                except pg.LockNotAvailable:
+                    self._end_publisher(connection, fence)
+                    continue
+                if row is None:
+                    self._refuse(connection, fence)
+                return
+        raise BusyError(
+            f"the fence of {fence.resource} is held by a session that does not end",
+            "see pg_stat_activity in the destination for who; then run again",
+        )
+
+    def current(self, connection: Connection, resource: str) -> Fence | None:
+        row = connection.execute(self._statement("get_fence"), {"resource": resource}).fetchone()
+        return Fence(resource, *row) if row else None
+
+    def lock(self, connection: Connection, fence: Fence) -> None:
+        """Hold the fence row until the caller's transaction ends; FenceLost when it is not ours."""
+        row = connection.execute(
+            self._statement("lock_fence"), {"resource": fence.resource}
+        ).fetchone()
+        if row is None or Fence(fence.resource, *row) != fence:
+            raise FenceLost(
+                f"a newer attempt has taken {fence.resource}",
+                "this attempt publishes nothing; the newer one carries on",
+            )
+
+    def seize(self, connection: Connection, resource: str, control_id: UUID) -> bool:
+        """Hand a table over to this control plane."""
+        return (
+            connection.execute(
+                self._statement("seize_fence"), {"resource": resource, "control_id": control_id}
+            ).rowcount
+            == 1
+        )
+
+    def forget(self, connection: Connection, resource: str) -> None:
+        connection.execute(self._statement("delete_fence"), {"resource": resource})
+
+    def _end_publisher(self, connection: Connection, fence: Fence) -> None:
+        held = self.current(connection, fence.resource)
+        if held is not None and held.control_id == fence.control_id and held.token < fence.token:
+            connection.execute(
+                self._statement("end_publisher"), {"application": publisher_name(held.attempt_id)}
+            )
+
+    def _refuse(self, connection: Connection, fence: Fence) -> None:
+        held = self.current(connection, fence.resource)
+        if held is not None and held.control_id != fence.control_id:
+            raise ControlMismatch(
+                f"{fence.resource} is loaded by another control plane ({held.control_id})",
+                "stop that one first, then hand the table over with: tidegate run NAME --take-over",
+            )
+        token = held.token if held else 0
+        raise FenceTooLow(
+            f"{fence.resource} has already been taken with token {token}", token=token
+        )
+
+    def _statement(self, name: str) -> sql.Composed:
+        return statement("ledger/fences", name, schema=self.ledger.schema_identifier)
+
+
+class FenceTooLow(FenceLost):
+    """The destination has seen a higher token than ours."""
+
+    def __init__(self, message: str, *, token: int) -> None:
+        super().__init__(message, "a newer attempt is at work, or the control database is older")
+        self.token = token
+
+
+def _parameters(fence: Fence) -> dict[str, object]:
+    return {
+        "resource": fence.resource,
+        "control_id": fence.control_id,
+        "token": fence.token,
+        "attempt_id": fence.attempt_id,
+    }

@@ -1,0 +1,118 @@
+"""The ledger of one destination database: where it is, and how it comes into being."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from psycopg import errors as pg
+from psycopg import sql
+
+from tidegate.errors import DestinationError
+from tidegate.model.relation import Relation
+from tidegate.postgres.connect import Connection, first_line
+from tidegate.postgres.identifiers import qualified, statement
+from tidegate.sql import script
+
+# What two creators at once, or a creator after another, may run into.
+_ALREADY_THERE = (pg.DuplicateTable, pg.DuplicateSchema, pg.DuplicateObject, pg.UniqueViolation)
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Names of the ledger's tables, and a way to open sessions of its own."""
+
+    connect: Callable[[], Connection]
+    schema: str = "tidegate"
+    marker_table: str = "table_updates"
+    client_timestamps: bool = False
+
+    @property
+    def schema_identifier(self) -> sql.Identifier:
+        return sql.Identifier(self.schema)
+
+    def ensure(self) -> None:
+        """Create what is missing over a session of its own, so that no load is disturbed."""
+        with self.connect() as connection:
+            if self._complete(connection):
+                return
+            self._create(connection)
+
+    def find_markers(self, connection: Connection) -> Relation | None:
+        """The marker table: ours, or one that Luigi made anywhere in the search path."""
+        wanted = self._marker_name()
+        if _exists(connection, wanted):
+            return wanted
+        if "." in self.marker_table:
+            return None
+        row = connection.execute(
+            "SELECT n.nspname, c.relname FROM pg_class c"
+            " JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE c.oid = to_regclass(quote_ident(%s)) AND 2 = (SELECT count(*)"
+            " FROM pg_attribute a WHERE a.attrelid = c.oid AND NOT a.attisdropped"
+            " AND a.attname IN ('update_id', 'target_table'))",
+            (self.marker_table,),
+        ).fetchone()
+        return Relation(*row) if row else None
+
+    def _marker_name(self) -> Relation:
+        if "." in self.marker_table:
+            return Relation.parse(self.marker_table)
+        return Relation(self.schema, self.marker_table)
+
+    def _complete(self, connection: Connection) -> bool:
+        names = ("etl_state", "watermark_log", "fences")
+        row = connection.execute(
+            "SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE n.nspname = %s AND c.relname = ANY(%s)",
+            (self.schema, list(names)),
+        ).fetchone()
+        assert row is not None
+        return row[0] == len(names) and self.find_markers(connection) is not None
+
+    def _create(self, connection: Connection) -> None:
+        try:
+            self._run(connection)
+        except pg.InsufficientPrivilege as error:
+            user = connection.info.user
+            raise DestinationError(
+                f"role {user} may not create the ledger (schema {self.schema}) in database "
+                f"{connection.info.dbname}: {first_line(error)}",
+                f"as its owner: CREATE SCHEMA {self.schema} AUTHORIZATION {user}",
+            ) from None
+
+    def _run(self, connection: Connection) -> None:
+        schema = self.schema_identifier
+        statements: list[sql.Composed] = []
+        if not _schema_exists(connection, self.schema):
+            statements.append(sql.SQL("CREATE SCHEMA {}").format(schema))
+        if self.find_markers(connection) is None:
+            statements.append(
+                statement(
+                    "ledger/table_updates", "create_table", markers=qualified(self._marker_name())
+                )
+            )
+        for text in script("ledger/schema").split(";\n"):
+            if text.strip():
+                statements.append(sql.SQL(text).format(schema=schema))
+        for piece in statements:
+            try:
+                connection.execute(piece)
+            except _ALREADY_THERE:
+                continue
+
+
+def _exists(connection: Connection, relation: Relation) -> bool:
+    row = connection.execute(
+        "SELECT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = %s AND c.relname = %s)",
+        (relation.schema, relation.name),
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def _schema_exists(connection: Connection, schema: str) -> bool:
+    row = connection.execute(
+        "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = %s)", (schema,)
+    ).fetchone()
+    return bool(row and row[0])

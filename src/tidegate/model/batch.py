@@ -1,0 +1,88 @@
+"""One immutable slice of a source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class BatchKind(StrEnum):
+    """Why these rows belong together."""
+
+    RANGE = "range"
+    """rows with low < cursor <= high"""
+    TIE = "tie"
+    """rows with cursor = high and key_low < key <= key_high: a tie larger than batch_rows"""
+    LOOKBACK = "lookback"
+    """rows at or below the watermark that may have arrived late"""
+    NULLS = "nulls"
+    """rows without a cursor value"""
+    FULL = "full"
+    """everything up to high; what is not in it leaves the target"""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A slice by cursor, and inside a tie by key; bounds are text as the source prints them."""
+
+    kind: BatchKind
+    low: str | None = None
+    high: str | None = None
+    key_low: tuple[str, ...] | None = None
+    key_high: tuple[str, ...] | None = None
+    closes_tie: bool = False
+    rows: int = 0
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What makes this batch this batch; the row count is only knowledge about it."""
+        return (self.kind.value, self.low, self.high, self.key_low, self.key_high, self.closes_tie)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Batch:
+        values = dict(data)
+        values["kind"] = BatchKind(values["kind"])
+        for name in ("key_low", "key_high"):
+            if values.get(name) is not None:
+                values[name] = tuple(values[name])
+        return cls(**values)
+
+    def __str__(self) -> str:
+        if self.kind is BatchKind.NULLS:
+            return "rows without a cursor"
+        if self.kind is BatchKind.TIE:
+            return f"= {self.high}, keys ({_bound(self.key_low)}, {_bound(self.key_high)}]"
+        label = "" if self.kind is BatchKind.RANGE else f"{self.kind} "
+        return f"{label}({self.low or '-∞'}, {self.high or '∞'}]"
+
+
+def _bound(key: tuple[str, ...] | None) -> str:
+    return "…" if key is None else ", ".join(key)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Where a bounded slice ends: `high` closes the range, or the whole slice is one tie."""
+
+    high: str | None
+    rows: int
+    is_tie: bool = False
+
+
+def cut(rows: int, limit: int, last: str | None, before_last: str | None) -> Cut:
+    """Bound a slice of which at most limit + 1 rows were looked at in cursor order.
+
+    `rows` were seen, `last` is the highest cursor among them, `before_last` the highest one
+    strictly below it. More than `limit` rows means that the last value may be cut in the middle,
+    so the range ends before it; when nothing lies before it, the slice is one oversized tie.
+    """
+    if rows <= limit:
+        return Cut(last, rows)
+    if before_last is not None:
+        return Cut(before_last, limit)
+    return Cut(last, limit, is_tie=True)

@@ -1,0 +1,45 @@
+"""How far a sync has got."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from tidegate.model.batch import Batch, BatchKind
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """One row of etl_state; `position` is how far an unfinished tie got: its value, then a key."""
+
+    pipeline: str
+    table: str
+    value: str | None = None
+    cursor_type: str | None = None
+    generation: int = 0
+    version: int = 0
+    rows_synced: int = 0
+    position: tuple[str, ...] | None = None
+    update_id: str | None = None
+    updated_at: datetime | None = None
+
+    def after(self, batch: Batch, rows: int, update_id: str) -> Watermark:
+        """The watermark that publishing this batch leaves behind."""
+        value, position = self.value, self.position
+        if batch.kind in (BatchKind.RANGE, BatchKind.FULL):
+            value, position = batch.high if batch.high is not None else value, None
+        elif batch.kind is BatchKind.TIE:
+            if batch.closes_tie:
+                value, position = batch.high, None
+            else:
+                assert batch.high is not None
+                assert batch.key_high is not None
+                position = (batch.high, *batch.key_high)
+        return replace(
+            self,
+            value=value,
+            position=position,
+            version=self.version + 1,
+            rows_synced=self.rows_synced + rows,
+            update_id=update_id,
+        )

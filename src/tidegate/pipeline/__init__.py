@@ -1,0 +1,1 @@
+"""Use cases: a load, a sync, its plan, its verification."""

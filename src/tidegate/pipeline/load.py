@@ -1,0 +1,97 @@
+"""One load: stage, check, publish. The order of these steps is the product."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tidegate.destinations.postgres import PostgresDestination, Publication
+from tidegate.errors import StagingLost
+from tidegate.failpoints import reach
+from tidegate.ledger.fences import Fence
+from tidegate.model.load import LoadPlan, LoadResult, Published
+from tidegate.model.sync import Sync
+from tidegate.model.watermark import Watermark
+from tidegate.pipeline.context import Context
+from tidegate.pipeline.stage import stage_batch
+from tidegate.postgres.connect import Connection
+from tidegate.sources.postgres import PostgresSource
+
+_STAGE_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What all loads of one attempt at one sync share."""
+
+    context: Context
+    sync: Sync
+    source: PostgresSource
+    destination: PostgresDestination
+    fence: Fence
+    actor: str
+    remaining_seconds: Callable[[], float]
+    check_alive: Callable[[], None]
+
+    def run(
+        self, connection: Connection, snapshot_name: str, plan: LoadPlan, watermark: Watermark
+    ) -> LoadResult:
+        """Move one batch, read from the given snapshot, into the target."""
+        started = time.monotonic()
+        published = self._stage_and_publish(connection, snapshot_name, plan, watermark)
+        self.destination.discard(self.fence.attempt_id)
+        return LoadResult(
+            update_id=plan.update_id,
+            batch=plan.batch,
+            rows=published.rows,
+            changed=published.changed,
+            seconds=time.monotonic() - started,
+            already=published.already,
+        )
+
+    def _stage_and_publish(
+        self, connection: Connection, snapshot_name: str, plan: LoadPlan, watermark: Watermark
+    ) -> Published:
+        for attempt in range(1, _STAGE_TRIES + 1):
+            try:
+                return self._try(connection, snapshot_name, plan, watermark)
+            except StagingLost:
+                self.destination.discard(self.fence.attempt_id)
+                if attempt == _STAGE_TRIES:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _try(
+        self, connection: Connection, snapshot_name: str, plan: LoadPlan, watermark: Watermark
+    ) -> Published:
+        newest = self.sync.duplicates == "newest"
+        staged = stage_batch(
+            self.context,
+            self.sync,
+            self.source,
+            connection,
+            snapshot_name,
+            plan.batch,
+            attempt_id=self.fence.attempt_id,
+            prepare=lambda shape: self.destination.prepare(shape, watermark),
+        )
+        reach("stage.done")
+        self.check_alive()
+        self.destination.check(staged.shape, staged.writes, self.fence, newest=newest)
+        reach("check.done")
+        self.check_alive()
+        return self.destination.publish(
+            Publication(
+                update_id=plan.update_id,
+                batch=plan.batch,
+                shape=staged.shape,
+                writes=staged.writes,
+                watermark=watermark,
+                cursor_type=self.source.cursor.type,
+                fence=self.fence,
+                newest_duplicates=newest,
+                moved_by=self.actor,
+                remaining_seconds=self.remaining_seconds,
+            )
+        )

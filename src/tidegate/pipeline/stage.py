@@ -1,0 +1,166 @@
+"""Staging a batch: which statements read it, what the rows look like, how they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from tidegate.errors import DeclarationError
+from tidegate.model.batch import Batch
+from tidegate.model.column import Column
+from tidegate.model.load import StagedWrite
+from tidegate.model.shape import Shape, StagedColumn
+from tidegate.model.sync import Sync
+from tidegate.pipeline.context import Context
+from tidegate.pipeline.declaration import passthrough_shape
+from tidegate.postgres.connect import Connection
+from tidegate.postgres.types import needs_text, spark_type
+from tidegate.sources.postgres import PostgresSource
+from tidegate.spark.copying import SnapshotReader, StagingPlace, stage_copy
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What staging left behind."""
+
+    shape: Shape
+    writes: tuple[StagedWrite, ...]
+
+
+def stage_batch(
+    context: Context,
+    sync: Sync,
+    source: PostgresSource,
+    connection: Connection,
+    snapshot_name: str,
+    batch: Batch,
+    *,
+    attempt_id: str,
+    prepare: Callable[[Shape], None],
+) -> Staged:
+    """Write the batch aside; `prepare` sees the shape before the first row moves."""
+    if sync.transform is None:
+        with context.databases.connect(sync.target.connection) as destination:
+            shape = passthrough_shape(destination, source)
+        prepare(shape)
+        if batch.rows == 0:
+            return Staged(shape, ())
+        reader = _reader(context, sync, source, connection, snapshot_name, batch, _pass(source))
+        place = _place(context, sync, shape, attempt_id)
+        return Staged(shape, stage_copy(context.spark.get(), reader, place))
+    return _stage_transformed(
+        context, sync, source, connection, snapshot_name, batch, attempt_id, prepare
+    )
+
+
+def _stage_transformed(
+    context: Context,
+    sync: Sync,
+    source: PostgresSource,
+    connection: Connection,
+    snapshot_name: str,
+    batch: Batch,
+    attempt_id: str,
+    prepare: Callable[[Shape], None],
+) -> Staged:
+    from tidegate.spark.transforming import apply_transform, frame_columns, read_frame, stage_frame
+
+    assert sync.transform is not None
+    reader = _reader(context, sync, source, connection, snapshot_name, batch, _typed(source))
+    columns = [(column.name, spark_type(column.wire)) for column in source.columns]
+    frame = read_frame(context.spark.get(), reader, columns)
+    result = apply_transform(sync.transform, frame, sync.name)
+    shape = transformed_shape(frame_columns(result, sync.name), source, sync)
+    prepare(shape)
+    place = _place(context, sync, shape, attempt_id)
+    return Staged(shape, stage_frame(result, place, sync.name))
+
+
+def transformed_shape(
+    result: list[tuple[str, str, str]], source: PostgresSource, sync: Sync
+) -> Shape:
+    """A column that kept its name and Spark type keeps its Postgres type as well."""
+    names = {name for name, _, _ in result}
+    for name in source.key:
+        if name not in names:
+            raise DeclarationError(
+                f"sync {sync.name}: the transformation drops the key column {name}",
+                "keep the key, or declare another with key = …",
+            )
+    columns: list[StagedColumn] = []
+    for name, spark_name, target in result:
+        known = source.table.column(name)
+        kept = known is not None and spark_type(known.wire) == spark_name
+        columns.append(
+            StagedColumn(
+                name=name,
+                staged_type=target,
+                target_type=_target_type(known, target) if known and kept else target,
+            )
+        )
+    cursor = source.cursor.name if source.cursor.name in names else None
+    return Shape(tuple(columns), source.key, cursor, key_is_unique=False)
+
+
+def _target_type(column: Column, plain: str) -> str:
+    return plain if column.via_text else column.wire
+
+
+def _reader(
+    context: Context,
+    sync: Sync,
+    source: PostgresSource,
+    connection: Connection,
+    snapshot_name: str,
+    batch: Batch,
+    select: list[sql.Composable],
+) -> SnapshotReader:
+    return SnapshotReader(
+        conninfo=context.databases.portable_conninfo(sync.source.connection),
+        snapshot=snapshot_name,
+        statements=tuple(
+            source.read_statements(
+                connection,
+                batch,
+                select,
+                partitions=sync.partitions,
+                parallelism=context.spark.parallelism(),
+            )
+        ),
+    )
+
+
+def _place(context: Context, sync: Sync, shape: Shape, attempt_id: str) -> StagingPlace:
+    return StagingPlace(
+        conninfo=context.databases.portable_conninfo(sync.target.connection),
+        schema=context.settings.ledger.schema_name,
+        control_id=context.control_id(),
+        attempt_id=attempt_id,
+        columns=tuple((column.name, column.staged_type) for column in shape.columns),
+    )
+
+
+def _pass(source: PostgresSource) -> list[sql.Composable]:
+    """The select list of rows that travel in binary; what has no portable binary goes as text."""
+    return [
+        sql.SQL("{}::text").format(sql.Identifier(column.name))
+        if column.via_text
+        else sql.SQL("{}::{}").format(sql.Identifier(column.name), sql.SQL(column.wire))
+        if column.wire != column.type
+        else sql.Identifier(column.name)
+        for column in source.columns
+    ]
+
+
+def _typed(source: PostgresSource) -> list[sql.Composable]:
+    """The select list of rows that become Arrow; what Spark has no type for goes as text."""
+    return [
+        sql.SQL("{name}::text AS {name}").format(name=sql.Identifier(column.name))
+        if column.via_text or needs_text(column.wire)
+        else sql.SQL("{name}::{type} AS {name}").format(
+            name=sql.Identifier(column.name), type=sql.SQL(column.wire)
+        )
+        for column in source.columns
+    ]

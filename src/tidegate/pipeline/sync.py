@@ -1,0 +1,260 @@
+"""One attempt at a sync: batch after batch from the watermark up to the horizon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tidegate.destinations.postgres import PostgresDestination
+from tidegate.errors import DeclarationError, WatermarkMoved
+from tidegate.failpoints import reach
+from tidegate.ledger.fences import Fence
+from tidegate.ledger.watermarks import Watermarks
+from tidegate.model.batch import Batch, BatchKind
+from tidegate.model.horizon import Horizon
+from tidegate.model.identity import load_update_id
+from tidegate.model.load import LoadPlan, LoadResult
+from tidegate.model.sync import Sync
+from tidegate.model.watermark import Watermark
+from tidegate.pipeline.context import Context
+from tidegate.pipeline.load import Load
+from tidegate.postgres.catalog import database_identity
+from tidegate.postgres.connect import Connection
+from tidegate.sources.horizon import Memory, read_horizon
+from tidegate.sources.postgres import PostgresSource, snapshot
+
+_REPLANS = 5
+
+
+class Attempt(Protocol):
+    """The hold that an attempt has on its job, as far as the work needs it."""
+
+    @property
+    def fence(self) -> Fence: ...
+
+    @property
+    def actor(self) -> str: ...
+
+    @property
+    def stored_plan(self) -> dict[str, Any] | None: ...
+
+    def store_plan(self, plan: dict[str, Any] | None) -> None: ...
+
+    def remaining_seconds(self) -> float: ...
+
+    def check_alive(self) -> None: ...
+
+
+@dataclass(slots=True)
+class SyncOutcome:
+    """What an attempt did."""
+
+    loads: list[LoadResult] = field(default_factory=list)
+    watermark: Watermark | None = None
+    horizon: Horizon | None = None
+    fingerprints: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        return sum(load.rows for load in self.loads)
+
+    @property
+    def changed(self) -> int:
+        return sum(load.changed for load in self.loads)
+
+
+@dataclass(slots=True)
+class SyncWork:
+    """The work of one attempt; `step` is told of every finished load."""
+
+    context: Context
+    sync: Sync
+    source: PostgresSource
+    connection: Connection
+    destination: PostgresDestination
+    attempt: Attempt
+    memory: Memory
+    known_fingerprints: dict[str, Any]
+    full_refresh: bool = False
+    max_batches: int | None = None
+    step: Callable[[LoadResult], None] = lambda _: None
+    outcome: SyncOutcome = field(default_factory=SyncOutcome)
+
+    def run(self) -> SyncOutcome:
+        """Load until nothing is left below the horizon, or the limit of batches is reached."""
+        self._check_key()
+        watermark = self._begin()
+        for plan_batch in self._phases(watermark):
+            replans = 0
+            while not self._limit_reached():
+                try:
+                    if not self._load_next(plan_batch):
+                        break
+                except WatermarkMoved:
+                    replans += 1
+                    if replans > _REPLANS:
+                        raise
+        self.outcome.watermark = self._watermark()
+        return self.outcome
+
+    def _phases(self, start: Watermark) -> Iterator[Callable[[Watermark, Horizon], Batch | None]]:
+        """Late rows first, then new ones, then those without a cursor."""
+        yield self._stored_batch()
+        if self.full_refresh:
+            yield self._once(
+                BatchKind.FULL, lambda w, h: self.source.full_batch(self.connection, h)
+            )
+        elif start.value is not None and self.source.lookback is not None:
+            yield self._lookback_batches(start.value)
+        yield lambda watermark, horizon: self.source.next_batch(self.connection, watermark, horizon)
+        if not self.full_refresh:
+            yield self._once(BatchKind.NULLS, self._null_batch)
+
+    def _begin(self) -> Watermark:
+        """A full refresh starts by forgetting how far the sync had got, under a new generation."""
+        if not self.full_refresh or self.attempt.stored_plan is not None:
+            return self._watermark()
+        with self.destination.open() as connection, connection.transaction():
+            self.destination.fences.lock(connection, self.attempt.fence)
+            return Watermarks(self.destination.ledger).reset(
+                connection,
+                self._watermark(),
+                None,
+                cursor_type=self.source.cursor.type,
+                new_generation=True,
+                moved_by=self.attempt.actor,
+                reason="full refresh",
+            )
+
+    def _load_next(self, plan_batch: Callable[[Watermark, Horizon], Batch | None]) -> bool:
+        """Plan and run one load; False when this phase has nothing more."""
+        self.attempt.check_alive()
+        horizon = read_horizon(self.connection, self.source.cursor, self.memory)
+        self.outcome.horizon = horizon
+        watermark = self._watermark()
+        with snapshot(self.connection) as snapshot_name:
+            batch = plan_batch(watermark, horizon)
+            if batch is None:
+                return False
+            plan = self._plan(batch, watermark)
+            self.attempt.store_plan(plan.to_json())
+            reach("batch.planned")
+            load = Load(
+                context=self.context,
+                sync=self.sync,
+                source=self.source,
+                destination=self.destination,
+                fence=self.attempt.fence,
+                actor=self.attempt.actor,
+                remaining_seconds=self.attempt.remaining_seconds,
+                check_alive=self.attempt.check_alive,
+            )
+            result = load.run(self.connection, snapshot_name, plan, watermark)
+        for kind, known in self.outcome.fingerprints.items():
+            if kind == batch.kind.value:
+                known["version"] = plan.version + 1
+        self.outcome.loads.append(result)
+        self.step(result)
+        return True
+
+    def _plan(self, batch: Batch, watermark: Watermark) -> LoadPlan:
+        identity = f"{database_identity(self.connection)}/{self.sync.source.relation}"
+        update_id = load_update_id(
+            pipeline=self.sync.pipeline,
+            source=identity,
+            target=str(self.destination.relation),
+            generation=watermark.generation,
+            version=watermark.version,
+            batch=batch,
+        )
+        return LoadPlan(update_id, batch, watermark.generation, watermark.version)
+
+    def _stored_batch(self) -> Callable[[Watermark, Horizon], Batch | None]:
+        """The batch an earlier attempt at this job was at, if it is still to be done."""
+        stored = self.attempt.stored_plan
+        plan = None if stored is None else LoadPlan.from_json(stored)
+
+        def batch(watermark: Watermark, _: Horizon) -> Batch | None:
+            nonlocal plan
+            found, plan = plan, None
+            if found is None or self.destination.exists(found.update_id):
+                return None
+            if (found.version, found.generation) != (watermark.version, watermark.generation):
+                return None
+            return found.batch
+
+        return batch
+
+    def _once(
+        self, kind: BatchKind, plan_batch: Callable[[Watermark, Horizon], Batch | None]
+    ) -> Callable[[Watermark, Horizon], Batch | None]:
+        """A phase of a single batch, unless the stored plan was that batch already."""
+
+        def batch(watermark: Watermark, horizon: Horizon) -> Batch | None:
+            if any(load.batch.kind is kind for load in self.outcome.loads):
+                return None
+            return plan_batch(watermark, horizon)
+
+        return batch
+
+    def _lookback_batches(self, start: str) -> Callable[[Watermark, Horizon], Batch | None]:
+        """(W - lookback, W] in bounded pieces; skipped when it is as it was when last loaded."""
+        reached: str | None = None
+        skip = False
+
+        def batch(watermark: Watermark, _: Horizon) -> Batch | None:
+            nonlocal reached, skip
+            if skip or reached == start:
+                return None
+            found = self.source.lookback_batch(self.connection, start, reached)
+            if found is None:
+                return None
+            if reached is None:
+                whole = Batch(BatchKind.LOOKBACK, found.low, start)
+                skip = self._unchanged(whole, watermark)
+                if skip:
+                    return None
+            reached = found.high
+            return found
+
+        return batch
+
+    def _null_batch(self, watermark: Watermark, _: Horizon) -> Batch | None:
+        found = self.source.null_batch(self.connection)
+        if found is None or self._unchanged(found, watermark):
+            return None
+        return found
+
+    def _unchanged(self, batch: Batch, watermark: Watermark) -> bool:
+        """Whether these rows were loaded just so by the last load of this pipeline."""
+        kind = batch.kind.value
+        now = self.source.fingerprint(self.connection, batch)
+        known = self.known_fingerprints.get(kind, {})
+        same: bool = known == {"fingerprint": now, "version": watermark.version}
+        self.outcome.fingerprints[kind] = {"fingerprint": now, "version": watermark.version}
+        return same
+
+    def _check_key(self) -> None:
+        """On the first load, look once at the whole key unless an index vouches for it."""
+        if self.sync.transform is not None or self.sync.duplicates == "newest":
+            return
+        if self._watermark().value is None:
+            refuse_duplicates(self.source, self.connection, self.sync.name)
+
+    def _watermark(self) -> Watermark:
+        return self.destination.watermark(self.sync.pipeline)
+
+    def _limit_reached(self) -> bool:
+        return self.max_batches is not None and len(self.outcome.loads) >= self.max_batches
+
+
+def refuse_duplicates(source: PostgresSource, connection: Connection, sync_name: str) -> None:
+    """Refuse a key that does not identify a row of the source."""
+    duplicate = source.find_duplicate_key(connection)
+    if duplicate is not None:
+        raise DeclarationError(
+            f"sync {sync_name}: the key ({', '.join(source.key)}) of {source.table.relation} is "
+            f"not unique: {duplicate}",
+            'choose a unique key, or set duplicates = "newest" to keep the newest row',
+        )

@@ -1,0 +1,66 @@
+"""The databases of a project by the names its user gave them."""
+
+from __future__ import annotations
+
+from psycopg.conninfo import make_conninfo
+
+from tidegate.errors import SettingsError
+from tidegate.postgres.connect import Connection, connect
+from tidegate.postgres.conninfo import check
+from tidegate.postgres.embedded import EmbeddedServer
+from tidegate.settings import Settings
+
+CONTROL = "control"
+# What only makes sense on the machine where it was written.
+_LOCAL_PARAMETERS = frozenset({"service", "servicefile", "passfile", "application_name"})
+
+
+class Databases:
+    """Opens sessions by connection name, and starts the embedded server when one needs it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.embedded = EmbeddedServer(settings.state_directory / "postgres")
+        self._conninfo: dict[str, str] = {}
+
+    def conninfo(self, name: str) -> str:
+        """The address of a connection, as libpq takes it."""
+        if name not in self._conninfo:
+            self._conninfo[name] = self._resolve(name)
+        return self._conninfo[name]
+
+    def connect(self, name: str, application: str = "tidegate") -> Connection:
+        return connect(self.conninfo(name), name=label(name), application=application)
+
+    def portable_conninfo(self, name: str) -> str:
+        """The address with everything spelled out, for processes on other machines."""
+        with self.connect(name) as connection:
+            info = connection.info
+            parameters = {
+                key: value
+                for key, value in info.get_parameters().items()
+                if key not in _LOCAL_PARAMETERS
+            }
+            parameters.update(host=info.host, port=str(info.port), user=info.user)
+            parameters.update(dbname=info.dbname, password=info.password)
+        return make_conninfo("", **{key: value for key, value in parameters.items() if value})
+
+    def _resolve(self, name: str) -> str:
+        connection = self.settings.connection(name)
+        if connection.type != "postgres":
+            raise SettingsError(
+                f'connection "{name}" is of type {connection.type}; a Postgres database is needed',
+                "name a Postgres connection there",
+            )
+        if connection.embedded_database is not None:
+            self.embedded.start()
+            self.embedded.ensure_database(connection.embedded_database)
+            return self.embedded.conninfo(connection.embedded_database)
+        assert connection.url is not None
+        check(connection.url.get_secret_value(), label(name))
+        return connection.url.get_secret_value()
+
+
+def label(name: str) -> str:
+    """How messages call a connection."""
+    return "the control database" if name == CONTROL else f'connection "{name}"'

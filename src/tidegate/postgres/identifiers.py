@@ -1,0 +1,26 @@
+"""Quoted identifiers: the only way a user's name gets into a statement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from psycopg import sql
+
+from tidegate.model.relation import Relation
+from tidegate.sql import statements
+
+
+def qualified(relation: Relation) -> sql.Identifier:
+    return sql.Identifier(relation.schema, relation.name)
+
+
+def column_list(names: Iterable[str], prefix: str | None = None) -> sql.Composed:
+    """`"a", "b"`, or `t."a", t."b"` with a prefix."""
+    return sql.SQL(", ").join(
+        sql.Identifier(name) if prefix is None else sql.Identifier(prefix, name) for name in names
+    )
+
+
+def statement(file: str, name: str, **parts: sql.Composable) -> sql.Composed:
+    """A named statement with its identifiers filled in."""
+    return sql.SQL(statements(file)[name]).format(**parts)

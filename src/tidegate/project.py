@@ -1,0 +1,175 @@
+"""A project: a folder with tidegate.toml, opened."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tidegate.declare import collect
+from tidegate.errors import DeclarationError, SettingsError, UsageError
+from tidegate.insight.markers import Marker
+from tidegate.insight.watermarks import SyncWatermark
+from tidegate.model.cursor import NullPolicy
+from tidegate.model.load import LoadResult
+from tidegate.model.relation import Endpoint
+from tidegate.model.sync import Sync
+from tidegate.pipeline.context import Context
+from tidegate.pipeline.declaration import nearest
+from tidegate.postgres.connect import Connection
+from tidegate.runtime.runner import Runner, RunOptions, RunReport
+from tidegate.settings import Settings, SyncSettings, find_project, load_settings
+
+
+class Project:
+    """An opened project: its syncs, databases, markers and watermarks.
+
+    >>> project = Project.open(".")                                  # doctest: +SKIP
+    >>> project.run("orders").rows                                   # doctest: +SKIP
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.context = Context(settings)
+        self._syncs: dict[str, Sync] | None = None
+
+    @classmethod
+    def open(
+        cls, path: str | Path = ".", *, profile: str | None = None, **overrides: Any
+    ) -> Project:
+        """Open the project in `path`, or in the nearest folder above it."""
+        return cls(load_settings(find_project(Path(path)), profile=profile, overrides=overrides))
+
+    @property
+    def name(self) -> str:
+        return self.settings.project.name
+
+    @property
+    def syncs(self) -> dict[str, Sync]:
+        """Every declared sync by name, from tidegate.toml and from the pipelines file."""
+        if self._syncs is None:
+            self._syncs = self._declared()
+        return self._syncs
+
+    def sync(self, name: str) -> Sync:
+        """One declared sync; an unknown name is refused with the nearest right one."""
+        try:
+            return self.syncs[name]
+        except KeyError:
+            raise UsageError(f"there is no sync {name}", nearest(name, self.syncs)) from None
+
+    def run(
+        self,
+        name: str,
+        *,
+        full_refresh: bool = False,
+        max_batches: int | None = None,
+        take_over: bool = False,
+        step: Callable[[Sync, LoadResult], None] | None = None,
+    ) -> RunReport:
+        """Run a sync to its horizon, here and now."""
+        options = RunOptions(full_refresh, max_batches, take_over)
+        return Runner(self.context, step=step).run(self.sync(name), options)
+
+    def connect(self, connection: str) -> Connection:
+        """A session on one of the project's databases, for work of your own."""
+        return self.context.databases.connect(connection)
+
+    def marker(self, target: str, *, update_id: str) -> Marker:
+        """The marker of a load of your own: `exists()` before it, `touch(connection)` in it."""
+        return Marker(self.context, Endpoint.parse(target), update_id)
+
+    def watermark(self, name: str) -> SyncWatermark:
+        """The watermark of a sync, to read, set or rewind."""
+        return SyncWatermark(self.context, self.sync(name))
+
+    def close(self) -> None:
+        """Stop Spark if this project started it."""
+        self.context.spark.stop()
+
+    def __enter__(self) -> Project:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _declared(self) -> dict[str, Sync]:
+        found = {
+            name: self._make(name, values, None) for name, values in self.settings.sync.items()
+        }
+        for declared in self._pipelines():
+            if declared.name in found:
+                raise DeclarationError(
+                    f"sync {declared.name} is declared twice: in tidegate.toml or in "
+                    f"{self.settings.project.pipelines}, and again in the latter",
+                    "give one of them another name",
+                )
+            values = self.settings.make_sync(
+                declared.name, declared.values, self.settings.project.pipelines
+            )
+            found[declared.name] = self._make(declared.name, values, declared.function)
+        return found
+
+    def _make(self, name: str, values: SyncSettings, transform: Any) -> Sync:
+        source, target = Endpoint.parse(values.source), Endpoint.parse(values.target)
+        for endpoint in (source, target):
+            if endpoint.connection not in self.settings.connections:
+                self.settings.connection(endpoint.connection)
+        return Sync(
+            project=self.name,
+            name=name,
+            source=source,
+            target=target,
+            mode=values.mode,
+            key=values.key,
+            cursor=values.cursor,
+            changes=values.changes,
+            lookback=values.lookback,
+            settle_seconds=values.settle_seconds,
+            null_cursor=None if values.null_cursor is None else NullPolicy(values.null_cursor),
+            cursor_timezone=values.cursor_timezone,
+            duplicates=values.duplicates,
+            batch_rows=values.batch_rows,
+            partitions=values.partitions,
+            schedule=values.schedule,
+            transform=transform,
+        )
+
+    def _pipelines(self) -> Iterable[Any]:
+        file = self.settings.pipelines_file
+        if not file.exists():
+            return []
+        return collect(lambda: _import_file(file))
+
+
+def _import_file(file: Path) -> None:
+    """Run a Python file as a module of its own name, so that its functions can be shipped."""
+    specification = importlib.util.spec_from_file_location(f"tidegate_project_{file.stem}", file)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    folder = str(file.parent)
+    sys.path.insert(0, folder)
+    try:
+        specification.loader.exec_module(module)
+    except Exception as error:
+        line = error.__traceback__
+        while line is not None and line.tb_next is not None:
+            line = line.tb_next
+        where = f" (line {line.tb_lineno})" if line is not None else ""
+        raise SettingsError(
+            f"{file.name}{where} cannot be read: {type(error).__name__}: {error}",
+            "correct it and try again",
+        ) from error
+    finally:
+        with suppress(ValueError):
+            sys.path.remove(folder)

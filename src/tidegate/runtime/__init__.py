@@ -1,0 +1,1 @@
+"""Processes and threads that drive the use cases."""

@@ -1,0 +1,354 @@
+"""A Postgres table or view, read in bounded batches from one snapshot at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from tidegate.errors import SourceError
+from tidegate.model.batch import Batch, BatchKind, cut
+from tidegate.model.column import Column, RelationKind, Table
+from tidegate.model.cursor import CursorType, NullPolicy
+from tidegate.model.horizon import Horizon
+from tidegate.model.watermark import Watermark
+from tidegate.postgres.connect import Connection, first_line
+from tidegate.postgres.identifiers import column_list, qualified
+from tidegate.sources.horizon import CursorColumn
+
+# Below this share of the table an index on the cursor beats a scan of all blocks.
+_SCAN_SHARE = 0.25
+_ROWS_PER_PARTITION = 125_000
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresSource:
+    """What is read: a relation, its columns, its key and its cursor."""
+
+    table: Table
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    cursor: CursorColumn
+    null_policy: NullPolicy | None
+    lookback: str | int | None
+    batch_rows: int
+
+    @property
+    def relation(self) -> sql.Identifier:
+        return qualified(self.table.relation)
+
+    @property
+    def cursor_identifier(self) -> sql.Identifier:
+        return sql.Identifier(self.cursor.name)
+
+    @property
+    def _cast(self) -> sql.SQL:
+        return sql.SQL(self.cursor.type.value)
+
+    def value(self, text: str) -> sql.Composed:
+        """A cursor value as a typed literal."""
+        return sql.SQL("{}::{}").format(sql.Literal(text), self._cast)
+
+    def next_batch(
+        self, connection: Connection, watermark: Watermark, horizon: Horizon
+    ) -> Batch | None:
+        """The next slice above the watermark, or None when there is nothing to load."""
+        if horizon.high is None:
+            return None
+        if watermark.position is not None:
+            tie, *key = watermark.position
+            return self._tie_part(connection, watermark.value, tie, tuple(key))
+        return self._slice(connection, BatchKind.RANGE, watermark.value, horizon.high)
+
+    def full_batch(self, connection: Connection, horizon: Horizon) -> Batch:
+        """Everything up to the horizon, as one batch."""
+        if horizon.high is None:
+            raise SourceError(
+                f"{self.table.relation} is held back by {horizon.held_by or 'its settle time'}",
+                "run again when that has ended",
+            )
+        count, high = self._count(connection, self._between(None, horizon.high))
+        return Batch(BatchKind.FULL, None, high, rows=count)
+
+    def lookback_batch(
+        self, connection: Connection, watermark: str, from_value: str | None
+    ) -> Batch | None:
+        """The next slice of (W - lookback, W], starting after `from_value`."""
+        if self.lookback in (None, 0):
+            return None
+        low = from_value if from_value is not None else self._lookback_low(connection, watermark)
+        return self._slice(connection, BatchKind.LOOKBACK, low, watermark)
+
+    def null_batch(self, connection: Connection) -> Batch | None:
+        """Rows without a cursor value, as the policy says."""
+        if self.null_policy in (None, NullPolicy.EXCLUDE):
+            return None
+        count, _ = self._count(connection, sql.SQL("{} IS NULL").format(self.cursor_identifier))
+        if count == 0:
+            return None
+        if self.null_policy is NullPolicy.RAISE:
+            raise SourceError(
+                f"{count} rows of {self.table.relation} have no {self.cursor.name}",
+                'fill them in, or set null_cursor = "include" or "exclude"',
+            )
+        return Batch(BatchKind.NULLS, rows=count)
+
+    def rows_above(self, connection: Connection, watermark: Watermark) -> tuple[int, str | None]:
+        """How many rows lie above the watermark, and the highest cursor; for plan and status."""
+        if watermark.value is None:
+            return self._count(connection, sql.SQL("{} IS NOT NULL").format(self.cursor_identifier))
+        return self._count(
+            connection,
+            sql.SQL("{} > {}").format(self.cursor_identifier, self.value(watermark.value)),
+        )
+
+    def condition(self, batch: Batch) -> sql.Composed:
+        """The WHERE clause of a batch."""
+        if batch.kind is BatchKind.NULLS:
+            return sql.SQL("{} IS NULL").format(self.cursor_identifier)
+        if batch.kind is BatchKind.TIE:
+            assert batch.high is not None
+            parts: list[sql.Composable] = [
+                sql.SQL("{} = {}").format(self.cursor_identifier, self.value(batch.high))
+            ]
+            if batch.key_low is not None:
+                parts.append(self._compare_key(">", batch.key_low))
+            if batch.key_high is not None:
+                parts.append(self._compare_key("<=", batch.key_high))
+            return sql.SQL(" AND ").join(parts)
+        condition = self._between(batch.low, batch.high)
+        if batch.kind is BatchKind.FULL and self.null_policy is NullPolicy.INCLUDE:
+            return sql.SQL("({} OR {} IS NULL)").format(condition, self.cursor_identifier)
+        return condition
+
+    def fingerprint(self, connection: Connection, batch: Batch) -> str:
+        """Equal for two readings of a batch when no row of it changed."""
+        row = connection.execute(
+            sql.SQL(
+                "SELECT count(*)::text || ':' || coalesce(sum(hashtextextended({}::text, 0)), 0)"
+                " FROM {} WHERE {}"
+            ).format(
+                sql.SQL("ROW({})").format(column_list(c.name for c in self.columns)),
+                self.relation,
+                self.condition(batch),
+            )
+        ).fetchone()
+        assert row is not None
+        return str(row[0])
+
+    def read_statements(
+        self,
+        connection: Connection,
+        batch: Batch,
+        select: Sequence[sql.Composable],
+        *,
+        partitions: int | None,
+        parallelism: int,
+    ) -> list[str]:
+        """SELECT statements that together read the batch, one for each task."""
+        wanted = partitions or min(-(-batch.rows // _ROWS_PER_PARTITION), 2 * parallelism)
+        condition = self.condition(batch)
+        if wanted <= 1:
+            slices: list[sql.Composable] = [condition]
+        elif self._scans(batch):
+            slices = self._block_slices(condition, wanted)
+        elif batch.kind in (BatchKind.RANGE, BatchKind.LOOKBACK, BatchKind.FULL):
+            slices = self._cursor_slices(connection, batch, condition, wanted)
+        else:
+            slices = [condition]
+        columns = sql.SQL(", ").join(select)
+        return [
+            sql.SQL("SELECT {} FROM {} WHERE {}")
+            .format(columns, self.relation, where)
+            .as_string(connection)
+            for where in slices
+        ]
+
+    def find_duplicate_key(self, connection: Connection) -> str | None:
+        """A key that two rows share, in words, unless an index rules it out."""
+        if self.table.proves_unique(self.key):
+            return None
+        names = column_list(self.key)
+        row = connection.execute(
+            sql.SQL(
+                "SELECT ROW({})::text, count(*) FROM {} GROUP BY {} HAVING count(*) > 1 LIMIT 1"
+            ).format(names, self.relation, names)
+        ).fetchone()
+        return f"{row[0]} occurs {row[1]} times" if row else None
+
+    def _slice(
+        self, connection: Connection, kind: BatchKind, low: str | None, high: str
+    ) -> Batch | None:
+        """At most batch_rows rows of (low, high], never ending inside a tie."""
+        row = connection.execute(
+            sql.SQL(
+                "WITH seen AS (SELECT {cursor} AS c FROM {relation} WHERE {where}"
+                " ORDER BY {cursor} LIMIT {limit}), top AS (SELECT max(c) AS c FROM seen)"
+                " SELECT count(*), (SELECT c::text FROM top),"
+                " max(c) FILTER (WHERE c < (SELECT c FROM top))::text,"
+                " count(*) FILTER (WHERE c < (SELECT c FROM top)) FROM seen"
+            ).format(
+                cursor=self.cursor_identifier,
+                relation=self.relation,
+                where=self._between(low, high),
+                limit=sql.Literal(self.batch_rows + 1),
+            )
+        ).fetchone()
+        assert row is not None
+        rows, last, before_last, rows_before = row
+        if rows == 0:
+            return None
+        end = cut(rows, self.batch_rows, last, before_last)
+        if end.is_tie and kind is BatchKind.RANGE and self.key:
+            return self._tie_part(connection, low, last, None)
+        if end.is_tie or end.high == last:
+            return Batch(kind, low, last, rows=rows)
+        return Batch(kind, low, end.high, rows=rows_before)
+
+    def _tie_part(
+        self, connection: Connection, low: str | None, value: str, after: tuple[str, ...] | None
+    ) -> Batch:
+        """The next batch_rows rows of one cursor value, in key order."""
+        where: list[sql.Composable] = [
+            sql.SQL("{} = {}").format(self.cursor_identifier, self.value(value))
+        ]
+        if after is not None:
+            where.append(self._compare_key(">", after))
+        key = column_list(self.key)
+        rows = connection.execute(
+            sql.SQL(
+                "WITH seen AS (SELECT row_number() OVER (ORDER BY {key}) AS n, {key}"
+                " FROM {relation} WHERE {where} ORDER BY {key} LIMIT {limit})"
+                " SELECT n, {texts} FROM seen WHERE n >= {size} OR n = (SELECT max(n) FROM seen)"
+                " ORDER BY n"
+            ).format(
+                key=key,
+                relation=self.relation,
+                where=sql.SQL(" AND ").join(where),
+                limit=sql.Literal(self.batch_rows + 1),
+                size=sql.Literal(self.batch_rows),
+                texts=sql.SQL(", ").join(
+                    sql.SQL("{}::text").format(sql.Identifier(name)) for name in self.key
+                ),
+            )
+        ).fetchall()
+        if len(rows) < 2:
+            count = rows[0][0] if rows else 0
+            return Batch(BatchKind.TIE, low, value, after, None, closes_tie=True, rows=count)
+        end = tuple(str(part) for part in rows[0][1:])
+        return Batch(BatchKind.TIE, low, value, after, end, rows=int(rows[0][0]))
+
+    def _lookback_low(self, connection: Connection, watermark: str) -> str:
+        minus = (
+            sql.SQL("({} - {})::text").format(
+                self.value(watermark),
+                sql.SQL("{}::numeric").format(sql.Literal(str(self.lookback))),
+            )
+            if self.cursor.type.is_integer
+            else sql.SQL("({} - {}::interval)::{}::text").format(
+                self.value(watermark), sql.Literal(str(self.lookback)), self._cast
+            )
+        )
+        row = connection.execute(sql.SQL("SELECT {}").format(minus)).fetchone()
+        assert row is not None
+        return str(row[0])
+
+    def _between(self, low: str | None, high: str | None) -> sql.Composed:
+        parts: list[sql.Composable] = []
+        if low is not None:
+            # numeric for integers: a lookback may reach below the type's own range
+            typed = (
+                sql.SQL("{}::numeric").format(sql.Literal(low))
+                if self.cursor.type.is_integer and not _fits(low, self.cursor.type)
+                else self.value(low)
+            )
+            parts.append(sql.SQL("{} > {}").format(self.cursor_identifier, typed))
+        if high is not None:
+            parts.append(sql.SQL("{} <= {}").format(self.cursor_identifier, self.value(high)))
+        if not parts:
+            parts.append(sql.SQL("{} IS NOT NULL").format(self.cursor_identifier))
+        return sql.SQL(" AND ").join(parts)
+
+    def _compare_key(self, operator: str, values: tuple[str, ...]) -> sql.Composed:
+        literals = []
+        for name, text in zip(self.key, values, strict=True):
+            column = self.table.column(name)
+            assert column is not None
+            literals.append(sql.SQL("{}::{}").format(sql.Literal(text), sql.SQL(column.type)))
+        return sql.SQL("({}) {} ({})").format(
+            column_list(self.key), sql.SQL(operator), sql.SQL(", ").join(literals)
+        )
+
+    def _count(self, connection: Connection, where: sql.Composable) -> tuple[int, str | None]:
+        row = connection.execute(
+            sql.SQL("SELECT count(*), max({})::text FROM {} WHERE {}").format(
+                self.cursor_identifier, self.relation, where
+            )
+        ).fetchone()
+        assert row is not None
+        return int(row[0]), row[1]
+
+    def _scans(self, batch: Batch) -> bool:
+        has_blocks = self.table.kind in (RelationKind.TABLE, RelationKind.MATERIALIZED_VIEW)
+        indexed = self.cursor.name in self.table.leading_index_columns
+        large = bool(batch.rows >= _SCAN_SHARE * max(self.table.estimated_rows, 1))
+        return has_blocks and self.table.pages > 1 and (large or not indexed)
+
+    def _block_slices(self, condition: sql.Composable, wanted: int) -> list[sql.Composable]:
+        pages = self.table.pages
+        bounds = sorted({pages * step // wanted for step in range(1, wanted)} - {0})
+        slices: list[sql.Composable] = []
+        for low, high in zip([None, *bounds], [*bounds, None], strict=True):
+            parts: list[sql.Composable] = [condition]
+            if low is not None:
+                parts.append(sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({low},0)")))
+            if high is not None:
+                parts.append(sql.SQL("ctid < {}::tid").format(sql.Literal(f"({high},0)")))
+            slices.append(sql.SQL(" AND ").join(parts))
+        return slices
+
+    def _cursor_slices(
+        self, connection: Connection, batch: Batch, condition: sql.Composable, wanted: int
+    ) -> list[sql.Composable]:
+        shares = [step / wanted for step in range(1, wanted)]
+        row = connection.execute(
+            sql.SQL(
+                "SELECT percentile_disc({}::float8[]) WITHIN GROUP (ORDER BY {})::text[]"
+                " FROM {} WHERE {}"
+            ).format(sql.Literal(shares), self.cursor_identifier, self.relation, condition)
+        ).fetchone()
+        bounds = list(dict.fromkeys((row[0] if row else None) or []))
+        slices: list[sql.Composable] = []
+        for low, high in zip([None, *bounds], [*bounds, None], strict=True):
+            slices.append(sql.SQL("{} AND {}").format(condition, self._between(low, high)))
+        if batch.kind is BatchKind.FULL and self.null_policy is NullPolicy.INCLUDE:
+            slices.append(sql.SQL("{} IS NULL").format(self.cursor_identifier))
+        return slices
+
+
+def _fits(text: str, cursor_type: CursorType) -> bool:
+    bits = {CursorType.SMALLINT: 15, CursorType.INTEGER: 31, CursorType.BIGINT: 63}[cursor_type]
+    limit: int = 1 << bits
+    return -limit <= int(text) < limit
+
+
+@contextmanager
+def snapshot(connection: Connection) -> Iterator[str]:
+    """Hold one snapshot of the source and give its exported name, for any number of readers."""
+    try:
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        row = connection.execute("SELECT pg_export_snapshot()").fetchone()
+    except psycopg.Error as error:
+        raise SourceError(
+            f"the source cannot export a snapshot: {first_line(error)}",
+            "connect to the primary directly, not through a pooler",
+        ) from None
+    assert row is not None
+    try:
+        yield row[0]
+    finally:
+        if not connection.closed:
+            connection.execute("ROLLBACK")

@@ -1,0 +1,147 @@
+"""Rows from source to staging without a transformation: binary COPY from end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from psycopg import sql
+
+from tidegate.failpoints import reach
+from tidegate.model.load import StagedWrite
+from tidegate.model.staging import new_write_id, staging_table
+from tidegate.postgres.connect import Connection, connect
+from tidegate.spark.outcome import OUTCOME_SCHEMA, collect_writes, failure, outcome_batches
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+_CHUNK_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class StagingPlace:
+    """Where a task stages its rows; travels to the workers with the task."""
+
+    conninfo: str
+    schema: str
+    control_id: UUID
+    attempt_id: str
+    columns: tuple[tuple[str, str], ...]
+    """(name, type) of the staging table"""
+
+    def __repr__(self) -> str:
+        return f"StagingPlace({self.schema}, {self.attempt_id})"
+
+    def table(self, write_id: str) -> sql.Identifier:
+        return sql.Identifier(
+            self.schema, staging_table(self.control_id, self.attempt_id, write_id)
+        )
+
+    def create_statement(self, write_id: str) -> sql.Composed:
+        """Makes the table of one writer call; it commits together with its rows."""
+        return sql.SQL("CREATE UNLOGGED TABLE {} ({}) WITH (autovacuum_enabled = false)").format(
+            self.table(write_id),
+            sql.SQL(", ").join(
+                [
+                    sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind))
+                    for name, kind in self.columns
+                ]
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotReader:
+    """How a task reads its share of the batch; all shares see one snapshot."""
+
+    conninfo: str
+    snapshot: str
+    statements: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"SnapshotReader({len(self.statements)} statements)"
+
+    def open(self) -> Connection:
+        connection = connect(self.conninfo, name="the source", application="tidegate read")
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        connection.execute(
+            sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(self.snapshot))
+        )
+        return connection
+
+
+def stage_copy(
+    spark: SparkSession, reader: SnapshotReader, place: StagingPlace
+) -> tuple[StagedWrite, ...]:
+    """Stage every share of the batch, one Spark task each."""
+    count = len(reader.statements)
+
+    def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for index in batch.column(0).to_pylist():
+                yield from outcome_batches(_copy_share(reader, place, index))
+
+    frame = spark.range(0, count, 1, count).mapInArrow(work, OUTCOME_SCHEMA)
+    return collect_writes(frame)
+
+
+def _copy_share(reader: SnapshotReader, place: StagingPlace, index: int) -> dict[str, Any]:
+    write_id = new_write_id()
+    side = "source"
+    try:
+        with reader.open() as source:
+            side = "destination"
+            with connect(
+                place.conninfo, name="the destination", application="tidegate stage"
+            ) as destination:
+                with destination.transaction():
+                    destination.execute(place.create_statement(write_id))
+                    reach("stage.write")
+                    rows = copy_rows(
+                        source,
+                        reader.statements[index],
+                        destination,
+                        place.table(write_id),
+                        [name for name, _ in place.columns],
+                    )
+                reach("stage.written")
+            source.execute("ROLLBACK")
+    except Exception as error:
+        return failure(error, side)
+    return {"write_id": write_id, "rows": rows}
+
+
+def copy_rows(
+    source: Connection,
+    statement: str,
+    destination: Connection,
+    table: sql.Identifier,
+    names: Sequence[str],
+) -> int:
+    """Pipe a query's rows into a table as binary COPY, in blocks, whatever their number."""
+    into = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(
+        table, sql.SQL(", ").join(map(sql.Identifier, names))
+    )
+    cursor = destination.cursor()
+    with (
+        source.cursor().copy(
+            sql.SQL("COPY ({}) TO STDOUT (FORMAT binary)").format(sql.SQL(statement))
+        ) as out,
+        cursor.copy(into) as into_table,
+    ):
+        blocks: list[bytes] = []
+        size = 0
+        for block in out:
+            blocks.append(bytes(block))
+            size += len(block)
+            if size >= _CHUNK_BYTES:
+                into_table.write(b"".join(blocks))
+                blocks.clear()
+                size = 0
+        if blocks:
+            into_table.write(b"".join(blocks))
+    return cursor.rowcount

@@ -1,0 +1,74 @@
+"""What a staging task tells the driver: its write and count, or what went wrong, in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tidegate.errors import (
+    ConnectionFailed,
+    DestinationError,
+    LoadError,
+    SourceError,
+    TidegateError,
+    TransformError,
+)
+from tidegate.model.load import StagedWrite
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+OUTCOME_SCHEMA = "write_id string, rows bigint, kind string, message string, hint string"
+
+_KINDS: dict[str, type[TidegateError]] = {
+    kind.__name__: kind
+    for kind in (ConnectionFailed, DestinationError, LoadError, SourceError, TransformError)
+}
+
+
+def failure(error: BaseException, side: str) -> dict[str, Any]:
+    """A failed write as a row; the driver raises it again under its own type."""
+    import psycopg
+
+    from tidegate.postgres.connect import first_line, session_lost, translate
+
+    if isinstance(error, psycopg.Error):
+        if side == "source" and not session_lost(error):
+            found: TidegateError = SourceError(f"reading the source: {first_line(error)}")
+        else:
+            doing = "reading the source" if side == "source" else "staging into the destination"
+            found = translate(error, doing)
+    elif isinstance(error, TidegateError):
+        found = error
+    else:
+        found = LoadError(f"staging failed: {type(error).__name__}: {error}")
+    kind = next((name for name, known in _KINDS.items() if isinstance(found, known)), "LoadError")
+    return {"kind": kind, "message": found.message, "hint": found.hint}
+
+
+def outcome_batches(*outcomes: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    schema = pa.schema(
+        [
+            ("write_id", pa.string()),
+            ("rows", pa.int64()),
+            ("kind", pa.string()),
+            ("message", pa.string()),
+            ("hint", pa.string()),
+        ]
+    )
+    full = [{name: outcome.get(name) for name in schema.names} for outcome in outcomes]
+    yield pa.RecordBatch.from_pylist(full, schema=schema)
+
+
+def collect_writes(frame: DataFrame) -> tuple[StagedWrite, ...]:
+    """Run the tasks; one small row comes back from each writer call."""
+    writes: list[StagedWrite] = []
+    for row in frame.collect():
+        if row["kind"] is not None:
+            raise _KINDS[row["kind"]](row["message"], row["hint"])
+        if row["rows"]:
+            writes.append(StagedWrite(row["write_id"], row["rows"]))
+    return tuple(writes)

@@ -1,0 +1,138 @@
+"""The Spark session of this process: made when first needed, then kept warm."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tidegate.errors import TidegateError
+from tidegate.settings import SparkSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LOG4J = """\
+rootLogger.level = warn
+rootLogger.appenderRef.file.ref = file
+appender.file.type = RollingFile
+appender.file.name = file
+appender.file.fileName = {log}
+appender.file.filePattern = {log}.%i
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{{yyyy-MM-dd HH:mm:ss}} %p %c{{1}}: %m%n%ex
+appender.file.policies.type = Policies
+appender.file.policies.size.type = SizeBasedTriggeringPolicy
+appender.file.policies.size.size = 10MB
+appender.file.strategy.type = DefaultRolloverStrategy
+appender.file.strategy.max = 3
+"""
+
+_DEFAULTS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+}
+
+
+class SparkSessions:
+    """Opens the session that the settings ask for, once."""
+
+    def __init__(self, settings: SparkSettings, state_directory: Path) -> None:
+        self._settings = settings
+        self._state = state_directory
+        self._session: SparkSession | None = None
+
+    @property
+    def started(self) -> bool:
+        return self._session is not None
+
+    def get(self) -> SparkSession:
+        """The session; starting one takes a few seconds the first time."""
+        if self._session is None:
+            self._session = self._start()
+        return self._session
+
+    def parallelism(self) -> int:
+        """How many tasks run at once."""
+        if self._settings.remote:
+            return 4
+        return int(self.get().sparkContext.defaultParallelism)
+
+    def stop(self) -> None:
+        if self._session is not None:
+            self._session.stop()
+            self._session = None
+
+    def _start(self) -> SparkSession:
+        logs = self._state / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+        self._configure_logging(logs)
+        with _stderr_to(logs / "spark-console.log"):
+            try:
+                return self._build()
+            except Exception as error:
+                raise TidegateError(
+                    f"Spark did not start: {_reason(error)}",
+                    f"see {logs / 'spark-console.log'}, and try: tidegate doctor",
+                ) from error
+
+    def _build(self) -> SparkSession:
+        from pyspark.sql import SparkSession
+
+        builder: Any = SparkSession.builder
+        if self._settings.remote:
+            builder = builder.remote(self._settings.remote)
+        else:
+            builder = builder.appName("tidegate").master(self._settings.master or "local[*]")
+            for key, value in _DEFAULTS.items():
+                if key.startswith("spark.driver.") and not _is_local(self._settings.master):
+                    continue
+                builder = builder.config(key, value)
+        for key, value in self._settings.conf.items():
+            builder = builder.config(key, value)
+        session: SparkSession = builder.getOrCreate()
+        return session
+
+    def _configure_logging(self, logs: Path) -> None:
+        if self._settings.remote or "SPARK_CONF_DIR" in os.environ:
+            return
+        folder = self._state / "spark"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "log4j2.properties").write_text(
+            _LOG4J.format(log=(logs / "spark.log").as_posix()), encoding="utf-8"
+        )
+        os.environ["SPARK_CONF_DIR"] = str(folder)
+
+
+def _is_local(master: str | None) -> bool:
+    return master is None or master.startswith("local")
+
+
+def _reason(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def _stderr_to(path: Path) -> Iterator[None]:
+    """The JVM inherits our standard error; give it a file instead, so that ours stays clean."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.dup2(target, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(target)

@@ -1,0 +1,216 @@
+"""Rows from source to staging through a DataFrame: Arrow in, the user's function, Arrow out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tidegate.errors import DeclarationError, TidegateError, TransformError
+from tidegate.failpoints import reach
+from tidegate.model.load import StagedWrite
+from tidegate.model.staging import new_write_id, staging_table
+from tidegate.postgres.connect import SESSION
+from tidegate.postgres.types import postgres_type
+from tidegate.spark.copying import SnapshotReader, StagingPlace
+from tidegate.spark.outcome import OUTCOME_SCHEMA, collect_writes, failure, outcome_batches
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def read_frame(
+    spark: SparkSession, reader: SnapshotReader, columns: Sequence[tuple[str, str]]
+) -> DataFrame:
+    """The batch as a DataFrame; `columns` are names with their Spark types."""
+    count = len(reader.statements)
+    schema = ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in columns)
+
+    def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for index in batch.column(0).to_pylist():
+                yield from _read_share(reader, index, columns)
+
+    return spark.range(0, count, 1, count).mapInArrow(work, schema)
+
+
+def apply_transform(function: Callable[[Any], Any], frame: DataFrame, sync_name: str) -> DataFrame:
+    """Call the user's function and check that a DataFrame comes back."""
+    try:
+        result = function(frame)
+    except TidegateError:
+        raise
+    except Exception as error:
+        raise TransformError(
+            f"the transformation of sync {sync_name} failed: {type(error).__name__}: "
+            f"{_first_line(error)}",
+            "correct the function and run again; nothing was published",
+        ) from error
+    if not hasattr(result, "mapInArrow") or not hasattr(result, "schema"):
+        raise TransformError(
+            f"the transformation of sync {sync_name} returned {type(result).__name__}, "
+            "not a DataFrame",
+            "return the DataFrame at the end of the function",
+        )
+    frame_out: DataFrame = result
+    return frame_out
+
+
+def frame_columns(frame: DataFrame, sync_name: str) -> list[tuple[str, str, str]]:
+    """(name, Spark type, Postgres type) of a result, refusing what Postgres cannot take."""
+    found: list[tuple[str, str, str]] = []
+    for field in frame.schema.fields:
+        spark_name = field.dataType.simpleString()
+        target = postgres_type(spark_name)
+        if target is None:
+            raise DeclarationError(
+                f"sync {sync_name}: column {field.name} of the transformation is {spark_name}, "
+                "which Postgres has no column type for",
+                "turn it into text with to_json(…), or into plain columns",
+            )
+        found.append((field.name, spark_name, target))
+    names = [name for name, _, _ in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DeclarationError(
+            f"sync {sync_name}: the transformation returns column {twice} twice",
+            "give the columns different names",
+        )
+    return found
+
+
+def stage_frame(frame: DataFrame, place: StagingPlace, sync_name: str) -> tuple[StagedWrite, ...]:
+    """Stage a DataFrame's rows, one writer call for each of its partitions."""
+
+    def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rest = iter(batches)
+        first = next((batch for batch in rest if batch.num_rows), None)
+        if first is not None:
+            yield from outcome_batches(_write_share(place, first, rest))
+
+    try:
+        return collect_writes(frame.mapInArrow(work, OUTCOME_SCHEMA))
+    except TidegateError:
+        raise
+    except Exception as error:
+        raise TransformError(
+            f"the transformation of sync {sync_name} failed while it ran: {_cause(error)}",
+            "correct the function and run again; nothing was published",
+        ) from error
+
+
+def _read_share(
+    reader: SnapshotReader, index: int, columns: Sequence[tuple[str, str]]
+) -> Iterator[pa.RecordBatch]:
+    import adbc_driver_postgresql.dbapi as adbc
+    import pyarrow as pa
+
+    with adbc.connect(reader.conninfo, autocommit=True) as connection:
+        cursor = connection.cursor()
+        for statement in (
+            *SESSION.split("; "),
+            "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
+            f"SET TRANSACTION SNAPSHOT '{reader.snapshot}'",
+        ):
+            cursor.execute(statement)
+        cursor.execute(reader.statements[index])
+        schema = pa.schema([(name, _arrow_type(kind)) for name, kind in columns])
+        for batch in cursor.fetch_record_batch():
+            yield pa.RecordBatch.from_arrays(
+                [
+                    column if column.type == field.type else column.cast(field.type)
+                    for column, field in zip(batch.columns, schema, strict=True)
+                ],
+                schema=schema,
+            )
+        cursor.close()
+
+
+def _write_share(
+    place: StagingPlace, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]
+) -> dict[str, Any]:
+    import adbc_driver_postgresql.dbapi as adbc
+    import pyarrow as pa
+
+    write_id = new_write_id()
+    rows = 0
+
+    def counted() -> Iterator[pa.RecordBatch]:
+        nonlocal rows
+        for batch in _chain(first, rest):
+            rows += batch.num_rows
+            yield batch
+
+    table = staging_table(place.control_id, place.attempt_id, write_id)
+    try:
+        with adbc.connect(place.conninfo, autocommit=False) as connection:
+            cursor = connection.cursor()
+            cursor.execute(place.create_statement(write_id).as_string(None))
+            reach("stage.write")
+            cursor.adbc_ingest(
+                table,
+                pa.RecordBatchReader.from_batches(first.schema, counted()),
+                mode="append",
+                db_schema_name=place.schema,
+            )
+            connection.commit()
+            cursor.close()
+        reach("stage.written")
+    except adbc.Error as error:
+        return _adbc_failure(error)
+    except Exception as error:
+        return failure(error, "destination")
+    return {"write_id": write_id, "rows": rows}
+
+
+def _adbc_failure(error: Any) -> dict[str, Any]:
+    """ADBC's errors carry the SQLSTATE; psycopg knows which error of its own that is."""
+    import psycopg
+
+    state = getattr(error, "sqlstate", None)
+    known = psycopg.errors.lookup(state) if state else psycopg.OperationalError
+    return failure(known(_first_line(error)), "destination")
+
+
+def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield first
+    yield from rest
+
+
+def _arrow_type(kind: str) -> pa.DataType:
+    import pyarrow as pa
+
+    if kind.startswith("decimal("):
+        precision, scale = kind[8:-1].split(",")
+        return pa.decimal128(int(precision), int(scale))
+    return {
+        "boolean": pa.bool_(),
+        "smallint": pa.int16(),
+        "int": pa.int32(),
+        "bigint": pa.int64(),
+        "float": pa.float32(),
+        "double": pa.float64(),
+        "string": pa.string(),
+        "binary": pa.binary(),
+        "date": pa.date32(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        "timestamp_ntz": pa.timestamp("us"),
+    }[kind]
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _cause(error: BaseException) -> str:
+    """The last line of a worker's traceback says what went wrong there."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    causes = [
+        line
+        for line in lines
+        if line.split(":")[0].endswith(("Error", "Exception"))
+        and not line.startswith(("org.apache.spark", "Caused by"))
+        and " " not in line.split(":")[0]
+    ]
+    return causes[-1] if causes else (lines[0] if lines else type(error).__name__)
