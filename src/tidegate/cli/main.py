@@ -1,0 +1,58 @@
+"""The `tidegate` command: one module per command or noun, nothing heavy imported before use."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from tidegate.cli import run as run_module
+from tidegate.cli.output import print_error
+from tidegate.errors import TidegateError
+from tidegate.version import __version__
+
+app = typer.Typer(
+    name="tidegate",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Data pipelines that can be killed anywhere and run again, and still leave the "
+    "destination exactly right.",
+)
+app.command("run")(run_module.run)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tidegate {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    from tidegate.cli.logging import configure
+
+    configure()
+
+
+def main() -> None:
+    """Run the command; an error of ours becomes one message and its exit code."""
+    try:
+        app()
+    except TidegateError as error:
+        print_error(error, as_json="--json" in sys.argv)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; run again at any time\n")
+        sys.exit(130)
+    except BrokenPipeError:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""`tidegate run`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, open_project
+from tidegate.cli.output import print_error, print_json, print_line
+from tidegate.errors import TidegateError, UsageError
+
+if TYPE_CHECKING:
+    from tidegate.model.load import LoadResult
+    from tidegate.model.sync import Sync
+    from tidegate.runtime.runner import RunReport
+
+
+def run(
+    names: Annotated[list[str] | None, typer.Argument(help="Syncs to run.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Run every declared sync.")] = False,
+    full_refresh: Annotated[
+        bool,
+        typer.Option(
+            "--full-refresh",
+            help="Load everything again in one commit; rows gone from the source leave the target.",
+        ),
+    ] = False,
+    max_batches: Annotated[
+        int | None, typer.Option(min=1, help="Stop each sync after this many loads.")
+    ] = None,
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over", help="Take a table over from another control plane that is stopped."
+        ),
+    ] = False,
+    project: ProjectFolder = HERE,
+    profile: Profile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Load what is new, safely: killed anywhere, run it again.
+
+    Example: tidegate run orders customers
+    """
+    opened = open_project(project, profile)
+    chosen = _choose(names or [], all_, list(opened.syncs))
+    reports: list[dict[str, Any]] = []
+    worst = 0
+    for name in chosen:
+        try:
+            report = opened.run(
+                name,
+                full_refresh=full_refresh,
+                max_batches=max_batches,
+                take_over=take_over,
+                step=None if as_json else _print_load,
+            )
+        except TidegateError as error:
+            worst = error.exit_code if worst in (0, error.exit_code) else 1
+            reports.append(
+                {"sync": name, "status": "failed", "error": error.message, "hint": error.hint}
+            )
+            if not as_json:
+                print_error(TidegateError(f"{name}: {error.message}", error.hint), as_json=False)
+            continue
+        reports.append(_document(name, report))
+        if not as_json:
+            print_line(_summary(name, report))
+    if as_json:
+        print_json(reports)
+    opened.close()
+    if worst:
+        raise typer.Exit(worst)
+
+
+def _choose(names: list[str], all_: bool, declared: list[str]) -> list[str]:
+    if all_ and names:
+        raise UsageError("--all and names were both given", "give one of them")
+    if all_:
+        if not declared:
+            raise UsageError(
+                "the project declares no sync", "add a [sync.NAME] section to tidegate.toml"
+            )
+        return declared
+    if not names:
+        raise UsageError(
+            "which sync?",
+            f"name one or more of {', '.join(declared) or '(none declared)'}, or --all",
+        )
+    return list(dict.fromkeys(names))
+
+
+def _print_load(sync: Sync, load: LoadResult) -> None:
+    already = ", was already in" if load.already else ""
+    print_line(
+        f"{sync.name}: {load.rows:,} rows, {load.changed:,} changed, {load.batch}, "
+        f"{load.seconds:.1f} s{already}"
+    )
+
+
+def _summary(name: str, report: RunReport) -> str:
+    if report.status == "stale":
+        return f"{name}: another attempt took over; this one published nothing more"
+    watermark = report.outcome.watermark.value if report.outcome.watermark else None
+    if report.found_nothing:
+        text = f"{name}: ran, found nothing new; watermark {watermark or 'at the start'}"
+    else:
+        text = f"{name}: done, {report.outcome.rows:,} rows, watermark {watermark}"
+    horizon = report.outcome.horizon
+    if horizon is not None and horizon.held_by is not None:
+        text += f"; held back by {horizon.held_by}"
+    return text
+
+
+def _document(name: str, report: RunReport) -> dict[str, Any]:
+    outcome = report.outcome
+    return {
+        "sync": name,
+        "job": str(report.job_id),
+        "status": report.status,
+        "rows": outcome.rows,
+        "changed": outcome.changed,
+        "found_nothing": report.found_nothing,
+        "watermark": outcome.watermark.value if outcome.watermark else None,
+        "held_by": str(outcome.horizon.held_by)
+        if outcome.horizon and outcome.horizon.held_by
+        else None,
+        "loads": [
+            {
+                "update_id": load.update_id,
+                "batch": str(load.batch),
+                "rows": load.rows,
+                "changed": load.changed,
+                "seconds": round(load.seconds, 3),
+            }
+            for load in outcome.loads
+        ],
+    }
