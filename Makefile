@@ -20,13 +20,13 @@ lint: setup ## Formatting, rules, types and the direction of imports
 	.venv/bin/lint-imports
 
 test: lint ## Set up, check and run the tests
-	$(java) .venv/bin/pytest -n 2 --dist loadfile
+	@$(java) .venv/bin/pytest -n 2 --dist loadfile
 
 chaos: setup ## The long reliability runs
-	$(java) .venv/bin/pytest -m chaos
+	@$(java) .venv/bin/pytest -m chaos
 
 bench: setup ## Measure against the floor and the alternatives
-	$(java) .venv/bin/python -m benchmarks
+	@$(java) .venv/bin/python -m benchmarks
 
 clean: ## Remove build output and caches
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
