@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import uuid
 from collections.abc import Iterator
 from typing import Protocol
@@ -31,6 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]
     embedded.start()
     yield embedded
     embedded.stop("immediate")
+    shutil.rmtree(embedded.directory)
 
 
 @pytest.fixture

@@ -33,6 +33,13 @@ sys.stdin.read()
 """
 
 
+@pytest.fixture(autouse=True)
+def leave_nothing(tmp_path: Path) -> Iterator[None]:
+    """A server's folder takes 50 MB, and pytest-xdist keeps them all."""
+    yield
+    shutil.rmtree(tmp_path)
+
+
 @pytest.fixture
 def make_server() -> Iterator[MakeServer]:
     made: list[EmbeddedServer] = []
