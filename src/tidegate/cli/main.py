@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from tidegate.cli import demo as demo_module
 from tidegate.cli import run as run_module
 from tidegate.cli.output import print_error
 from tidegate.errors import TidegateError
@@ -21,6 +22,7 @@ app = typer.Typer(
     "destination exactly right.",
 )
 app.command("run")(run_module.run)
+app.command("demo")(demo_module.demo)
 
 
 def _version(wanted: bool) -> None:
