@@ -1,0 +1,125 @@
+"""The demo, run for real: what it shows, how it ends, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidegate.postgres.embedded import EmbeddedServer
+
+TABLES = {"orders", "order_items", "customers"}
+
+
+def run_demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    # A setting of another project in the environment must not reach the demo.
+    environment = {**os.environ, "TIDEGATE_PROFILE": "elsewhere", "NO_COLOR": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "tidegate.cli.main", "demo", "--folder", str(folder), *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=folder.parent,
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A demo that ran to its end, with what it reported."""
+    folder = tmp_path_factory.mktemp("demo") / "here"
+    done = run_demo(folder, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder, json.loads(done.stdout)
+
+
+def verdicts(step: dict[str, Any]) -> dict[str, str]:
+    return {row["table"]: row["verdict"] for row in step["tables"]}
+
+
+def test_source_and_target_agree_after_every_step_that_was_not_killed(
+    finished: tuple[Path, dict[str, Any]],
+) -> None:
+    _, report = finished
+    assert report["agree"] is True
+    steps = report["steps"]
+    assert len(steps) == 5
+    for step in steps[:2] + steps[3:]:
+        assert verdicts(step) == dict.fromkeys(TABLES, "agree"), step["step"]
+        for row in step["tables"]:
+            assert row["source_rows"] == row["target_rows"] > 0
+            assert row["source_checksum"] == row["target_checksum"]
+
+
+def test_a_killed_run_leaves_each_table_either_done_or_as_it_was(
+    finished: tuple[Path, dict[str, Any]],
+) -> None:
+    _, report = finished
+    before, killed = report["steps"][1:3]
+    assert verdicts(killed) == {
+        "orders": "agree",
+        "order_items": "as before",
+        "customers": "as before",
+    }
+    old = {row["table"]: row["target_checksum"] for row in before["tables"]}
+    new = {row["table"]: row["target_checksum"] for row in killed["tables"]}
+    assert new["order_items"] == old["order_items"]
+    assert new["orders"] != old["orders"]
+
+
+def test_the_demo_stops_its_server_and_leaves_a_project_that_runs(
+    finished: tuple[Path, dict[str, Any]],
+) -> None:
+    folder, _ = finished
+    server = EmbeddedServer(folder / ".tidegate" / "postgres")
+    assert not server.is_running()
+    try:
+        again = subprocess.run(
+            [sys.executable, "-m", "tidegate.cli.main", "run", "--all", "-C", str(folder)],
+            capture_output=True,
+            text=True,
+        )
+        assert again.returncode == 0, again.stderr
+        assert again.stdout.count("ran, found nothing new") == len(TABLES)
+    finally:
+        server.stop("immediate")
+
+
+def test_the_demo_starts_afresh_and_tells_its_story_in_plain_lines(
+    finished: tuple[Path, dict[str, Any]],
+) -> None:
+    folder, report = finished
+    (folder / "left-behind").touch()
+    server = EmbeddedServer(folder / ".tidegate" / "postgres")
+    try:
+        done = run_demo(folder, "--keep")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert server.is_running()
+    finally:
+        server.stop("immediate")
+    assert not (folder / "left-behind").exists()
+    assert "\x1b" not in done.stdout
+    assert "kill -9" in done.stdout
+    assert done.stdout.count("ran, found nothing") == len(TABLES) + 1
+    assert f"run --all -C {folder}" in done.stdout
+    lines = [line.split() for line in done.stdout.splitlines()]
+    # The first shop is the same every time, so its checksums are too.
+    for row in report["steps"][0]["tables"]:
+        count = f"{row['source_rows']:,}"
+        checksum = row["source_checksum"]
+        assert [row["table"], count, checksum, count, checksum, "agree"] in lines
+
+
+def test_a_folder_that_holds_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "tidegate.toml").write_text("[project]\nname = 'mine'\n")
+    (folder / "thesis.txt").write_text("ten years of work")
+    done = run_demo(folder)
+    assert done.returncode == 2
+    assert "not a demo" in done.stderr
+    assert (folder / "thesis.txt").read_text() == "ten years of work"
