@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from tidegate.cli import demo as demo_module
+from tidegate.cli import plan as plan_module
 from tidegate.cli import run as run_module
 from tidegate.cli.output import print_error
 from tidegate.errors import TidegateError
@@ -21,6 +22,7 @@ app = typer.Typer(
     help="Data pipelines that can be killed anywhere and run again, and still leave the "
     "destination exactly right.",
 )
+app.command("plan")(plan_module.plan)
 app.command("run")(run_module.run)
 app.command("demo")(demo_module.demo)
 

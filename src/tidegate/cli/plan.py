@@ -1,0 +1,132 @@
+"""`tidegate plan`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, open_project
+from tidegate.cli.output import print_error, print_json, print_line
+from tidegate.errors import TidegateError, UsageError
+
+if TYPE_CHECKING:
+    from tidegate.model.plan import SyncPlan
+
+_SHOWN_STATEMENTS = 3
+
+
+def plan(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Syncs to plan; all of them when none is named.")
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Plan every sync; the default.")] = False,
+    project: ProjectFolder = HERE,
+    profile: Profile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a run would do, and refuse what is unsafe; writes nothing, starts no Spark.
+
+    Exit code 2 when a sync is refused, 1 when a database cannot be reached.
+
+    Example: tidegate plan orders
+    """
+    from tidegate.pipeline.plan import plan_project
+
+    if all_ and names:
+        raise UsageError("--all and names were both given", "give one of them")
+    opened = open_project(project, profile)
+    chosen = [opened.sync(name) for name in dict.fromkeys(names or opened.syncs)]
+    if not chosen:
+        raise UsageError(
+            "the project declares no sync", "add a [sync.NAME] section to tidegate.toml"
+        )
+    found = plan_project(opened.context, chosen)
+    if as_json:
+        print_json(found)
+    else:
+        for index, one in enumerate(found.plans):
+            if index:
+                print_line("")
+            for line in _lines(one):
+                print_line(line)
+        for refusal in found.refusals:
+            error = TidegateError(f"{refusal.sync}: {refusal.message}", refusal.hint)
+            print_error(error, as_json=False)
+    if found.exit_code:
+        raise typer.Exit(found.exit_code)
+
+
+def _lines(plan: SyncPlan) -> list[str]:
+    rows = [
+        ("moves", f"{plan.source} → {plan.target}, {plan.mode}{_transformed(plan)}"),
+        ("key", _key(plan)),
+        ("cursor", _cursor(plan)),
+        ("watermark", f"{plan.watermark or 'at the start'} (generation {plan.generation})"),
+        ("horizon", _horizon(plan)),
+        ("guarantee", f"{plan.guarantee}: {plan.because}"),
+        ("to load", _rows(plan)),
+        ("target", _target(plan)),
+        *(("", f"  {column}") for column in plan.target_table.create),
+        ("lock", _lock(plan)),
+    ]
+    shown = plan.statements[:_SHOWN_STATEMENTS]
+    rows += [("reads", statement) for statement in shown]
+    if len(plan.statements) > len(shown):
+        rows.append(("", f"… and {len(plan.statements) - len(shown)} more (see --json)"))
+    if plan.statements:
+        rows.append(("publishes", plan.publish or "known once the transformation has run"))
+    rows += [("warning", text) for text in plan.warnings]
+    return [plan.sync, *(f"  {label:<10} {text}" for label, text in rows)]
+
+
+def _transformed(plan: SyncPlan) -> str:
+    return ", through a transformation" if plan.transformed else ""
+
+
+def _key(plan: SyncPlan) -> str:
+    origin = "declared" if plan.key.declared else "primary key"
+    proof = "unique by an index" if plan.key.proven else "no unique index proves it"
+    return f"{', '.join(plan.key.columns)} ({origin}, {proof})"
+
+
+def _cursor(plan: SyncPlan) -> str:
+    index = "indexed" if plan.cursor.indexed else "no index"
+    return f"{plan.cursor.name}, {plan.cursor.type}, {index}; {plan.cursor.stamped}"
+
+
+def _horizon(plan: SyncPlan) -> str:
+    text = plan.horizon or "nothing may be read now"
+    lookback = f"; lookback {plan.lookback}" if plan.lookback else ""
+    held = f"; oldest open transaction: {plan.held_by}" if plan.held_by else ""
+    return text + lookback + held
+
+
+def _rows(plan: SyncPlan) -> str:
+    if plan.next_batch is None:
+        return "nothing new"
+    about = "" if plan.rows_are_exact else "about "
+    time = f", about {_seconds(plan.expected_seconds)}" if plan.expected_seconds else ""
+    return (
+        f"{about}{plan.rows:,} rows in {plan.batches:,} batches{time}; next: {plan.next_batch}, "
+        f"{plan.next_batch.rows:,} rows, {plan.partitions} partitions"
+    )
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 120:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _target(plan: SyncPlan) -> str:
+    if plan.target_table.exists:
+        return "exists and can take the rows" if not plan.transformed else "exists"
+    return "will be created" + (" with" if plan.target_table.create else "")
+
+
+def _lock(plan: SyncPlan) -> str:
+    lock = plan.lock
+    holder = f", held by {lock.holder}" if lock.holder else ", free"
+    note = f" ({lock.note})" if lock.note else ""
+    return f"{lock.resource}{holder}{note}"

@@ -1,0 +1,103 @@
+"""What a run would do now, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.model.batch import Batch
+from tidegate.model.cursor import CursorType, Guarantee
+from tidegate.model.horizon import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """The lock of a table; `free` as well when its holder is gone and the next run takes over."""
+
+    resource: str
+    free: bool
+    holder: str | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPlan:
+    """The columns that identify a row; `proven` by a unique index of the source."""
+
+    columns: tuple[str, ...]
+    declared: bool
+    proven: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CursorPlan:
+    """The column that orders a sync; `indexed` when an index leads with it."""
+
+    name: str
+    type: CursorType
+    indexed: bool
+    stamped: str
+
+
+@dataclass(frozen=True, slots=True)
+class TargetPlan:
+    """The target as it is; the columns of its CREATE TABLE when it does not exist yet."""
+
+    exists: bool
+    rows_present: bool
+    create: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPlan:
+    """Everything a run of one sync would start from."""
+
+    sync: str
+    source: str
+    target: str
+    mode: str
+    transformed: bool
+    key: KeyPlan
+    cursor: CursorPlan
+    watermark: str | None
+    generation: int
+    version: int
+    horizon: str | None
+    guarantee: Guarantee
+    because: str
+    lookback: str | int | None
+    held_by: Session | None
+    rows: int
+    rows_are_exact: bool
+    batches: int
+    next_batch: Batch | None
+    partitions: int
+    statements: tuple[str, ...]
+    publish: str | None
+    target_table: TargetPlan
+    lock: Lock
+    expected_seconds: float | None
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A sync that would not run, and what to do about it."""
+
+    sync: str
+    kind: str
+    message: str
+    hint: str | None
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectPlan:
+    """The plans of a project's syncs, and the refusals."""
+
+    plans: tuple[SyncPlan, ...]
+    refusals: tuple[Refusal, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """2 when something is refused, 1 when something only could not be reached."""
+        return max((refusal.exit_code for refusal in self.refusals), default=0)

@@ -1,0 +1,58 @@
+"""Which rows of a source a watermark says are loaded, and which are not yet."""
+
+from __future__ import annotations
+
+from psycopg import sql
+
+from tidegate.model.batch import Batch, BatchKind
+from tidegate.model.watermark import Watermark
+from tidegate.sources.postgres import PostgresSource
+
+
+def loaded_batches(watermark: Watermark, *, nulls: bool) -> list[Batch]:
+    """What is in: all up to the watermark, the finished part of a tie, rows without a cursor."""
+    batches: list[Batch] = []
+    if watermark.value is not None:
+        batches.append(Batch(BatchKind.RANGE, None, watermark.value))
+    if watermark.position is not None:
+        batches.append(_tie(watermark))
+    if nulls:
+        batches.append(Batch(BatchKind.NULLS))
+    return batches
+
+
+def loaded_condition(
+    source: PostgresSource, watermark: Watermark, *, nulls: bool
+) -> sql.Composable:
+    """The WHERE clause of the rows that are in."""
+    return _any(source, loaded_batches(watermark, nulls=nulls))
+
+
+def pending_condition(
+    source: PostgresSource, watermark: Watermark, *, nulls: bool, high: str | None = None
+) -> sql.Composable:
+    """The WHERE clause of the rows that are not in; `nulls` as for `loaded_condition`."""
+    condition: sql.Composable = source.condition(Batch(BatchKind.RANGE, watermark.value, high))
+    if watermark.position is not None:
+        condition = sql.SQL("({} AND NOT ({}))").format(
+            condition, source.condition(_tie(watermark))
+        )
+    if source.null_policy is not None and not nulls:
+        condition = sql.SQL("({} OR {})").format(
+            condition, source.condition(Batch(BatchKind.NULLS))
+        )
+    return condition
+
+
+def _tie(watermark: Watermark) -> Batch:
+    assert watermark.position is not None
+    value, *key = watermark.position
+    return Batch(BatchKind.TIE, None, value, key_high=tuple(key))
+
+
+def _any(source: PostgresSource, batches: list[Batch]) -> sql.Composable:
+    if not batches:
+        return sql.SQL("false")
+    return sql.SQL("({})").format(
+        sql.SQL(" OR ").join(sql.SQL("({})").format(source.condition(one)) for one in batches)
+    )

@@ -1,0 +1,304 @@
+"""What a run would do now: read from the databases, written nowhere, without Spark."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import errors as pg
+from psycopg import sql
+
+from tidegate.control.jobs import Jobs
+from tidegate.destinations import merge
+from tidegate.destinations.target import check_present, check_target
+from tidegate.errors import ConnectionFailed, DeclarationError, TidegateError
+from tidegate.ledger.watermarks import Watermarks
+from tidegate.model.batch import Batch, BatchKind
+from tidegate.model.cursor import CursorType, Guarantee
+from tidegate.model.horizon import Horizon
+from tidegate.model.plan import CursorPlan, KeyPlan, ProjectPlan, Refusal, SyncPlan, TargetPlan
+from tidegate.model.shape import Shape
+from tidegate.model.sync import Sync
+from tidegate.model.watermark import Watermark
+from tidegate.pipeline.context import Context
+from tidegate.pipeline.declaration import passthrough_shape, resolve_source
+from tidegate.pipeline.loaded import pending_condition
+from tidegate.pipeline.lock import read_lock, refuse_other_plane
+from tidegate.pipeline.reading import bounded, count_rows, read_only
+from tidegate.pipeline.sessions import Sessions
+from tidegate.pipeline.stage import _pass, _typed
+from tidegate.pipeline.stamp import combine, read_stamp
+from tidegate.pipeline.sync import refuse_duplicates
+from tidegate.postgres.catalog import describe_table, is_empty
+from tidegate.postgres.connect import Connection, translate
+from tidegate.postgres.identifiers import qualified
+from tidegate.settings import SparkSettings
+from tidegate.sources.horizon import read_horizon
+from tidegate.sources.postgres import PostgresSource
+
+KIND = "sync"
+_KEY_CHECK_MILLISECONDS = 60_000
+_REMOTE_PARALLELISM = 4
+
+
+def plan_project(context: Context, syncs: Iterable[Sync]) -> ProjectPlan:
+    """Plan every given sync; one that is refused does not keep the others from being planned."""
+    plans: list[SyncPlan] = []
+    refusals: list[Refusal] = []
+    with Sessions(context) as sessions:
+        for sync in syncs:
+            try:
+                plans.append(plan_sync(sessions, sync))
+            except TidegateError as error:
+                code = 1 if isinstance(error, ConnectionFailed) else 2
+                refusals.append(
+                    Refusal(sync.name, type(error).__name__, error.message, error.hint, code)
+                )
+    return ProjectPlan(tuple(plans), tuple(refusals))
+
+
+def plan_sync(sessions: Sessions, sync: Sync) -> SyncPlan:
+    """Plan one sync; raises what a run would raise before it writes anything."""
+    try:
+        return _Planning(sessions, sync).plan()
+    except psycopg.Error as error:
+        raise translate(error, f"planning {sync.name}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    batch: Batch
+    rows: int
+    exact: bool
+
+
+@dataclass(slots=True)
+class _Planning:
+    sessions: Sessions
+    sync: Sync
+
+    def plan(self) -> SyncPlan:
+        sync, context = self.sync, self.sessions.context
+        connection = self.sessions.source(sync.source.connection)
+        source = resolve_source(connection, sync)
+        target = self.sessions.target(sync.target.connection)
+        watermark = Watermarks(context.ledger(sync.target.connection)).get(
+            target, sync.pipeline, str(sync.target.relation)
+        )
+        refuse_other_cursor(watermark, source, sync.name)
+        refuse_other_plane(self.sessions, sync)
+        shape = None if sync.transform else passthrough_shape(target, source)
+        target_plan = _plan_target(target, sync, shape, watermark)
+        memory = self.sessions.memory(sync.pipeline)
+        horizon = read_horizon(connection, source.cursor, memory, may_wait=False)
+        stamp = read_stamp(connection, source)
+        guarantee, because = combine(horizon, stamp, sync.lookback)
+        with read_only(connection):
+            warnings = self._check_key(connection, source)
+            phases = self._phases(connection, source, watermark, horizon)
+            batch = phases[0].batch if phases else None
+            statements = self._statements(connection, source, batch)
+        rows = sum(phase.rows for phase in phases)
+        warnings += _warnings(sync, source, horizon, guarantee)
+        rate = self._rows_per_second()
+        return SyncPlan(
+            sync=sync.name,
+            source=str(sync.source),
+            target=str(sync.target),
+            mode=sync.mode,
+            transformed=sync.transform is not None,
+            key=KeyPlan(source.key, bool(sync.key), source.table.proves_unique(source.key)),
+            cursor=CursorPlan(
+                source.cursor.name,
+                source.cursor.type,
+                source.cursor.name in source.table.leading_index_columns,
+                stamp.words,
+            ),
+            watermark=watermark.value,
+            generation=watermark.generation,
+            version=watermark.version,
+            horizon=horizon.high,
+            guarantee=guarantee,
+            because=because,
+            lookback=sync.lookback,
+            held_by=horizon.held_by,
+            rows=rows,
+            rows_are_exact=all(phase.exact for phase in phases),
+            batches=sum(max(1, -(-phase.rows // sync.batch_rows)) for phase in phases),
+            next_batch=batch,
+            partitions=len(statements),
+            statements=statements,
+            publish=_publish_statement(context, target, sync, shape, target_plan),
+            target_table=target_plan,
+            lock=read_lock(self.sessions, sync),
+            expected_seconds=rows / rate if rate and rows else None,
+            warnings=tuple(warnings),
+        )
+
+    def _check_key(self, connection: Connection, source: PostgresSource) -> list[str]:
+        """Look at the whole key, unless an index, a transformation or `duplicates` settles it."""
+        if self.sync.transform is not None or self.sync.duplicates == "newest":
+            return []
+        try:
+            with bounded(connection, _KEY_CHECK_MILLISECONDS):
+                refuse_duplicates(source, connection, self.sync.name)
+        except pg.QueryCanceled:
+            return [
+                f"whether ({', '.join(source.key)}) is unique could not be seen within "
+                f"{_KEY_CHECK_MILLISECONDS // 1000} s; a unique index on it would prove it"
+            ]
+        return []
+
+    def _phases(
+        self,
+        connection: Connection,
+        source: PostgresSource,
+        watermark: Watermark,
+        horizon: Horizon,
+    ) -> list[_Phase]:
+        """What is left to do, in the order in which a run does it."""
+        phases: list[_Phase] = []
+        if watermark.value is not None:
+            late = source.lookback_batch(connection, watermark.value, None)
+            if late is not None:
+                whole = Batch(BatchKind.LOOKBACK, late.low, watermark.value)
+                if not self._unchanged(connection, source, whole, watermark):
+                    counted = count_rows(connection, source, source.condition(whole))
+                    phases.append(_Phase(late, *counted))
+        new = source.next_batch(connection, watermark, horizon)
+        if new is not None:
+            condition = pending_condition(source, watermark, nulls=True, high=horizon.high)
+            phases.append(_Phase(new, *count_rows(connection, source, condition)))
+        nulls = source.null_batch(connection)
+        if nulls is not None and not self._unchanged(connection, source, nulls, watermark):
+            phases.append(_Phase(nulls, nulls.rows, True))
+        return phases
+
+    def _unchanged(
+        self, connection: Connection, source: PostgresSource, batch: Batch, watermark: Watermark
+    ) -> bool:
+        """Whether the last run loaded these rows just so, and this one would pass them over."""
+        control = self.sessions.control()
+        if control is None:
+            return False
+        jobs = Jobs(self.sessions.context.plane)
+        known = jobs.last_result(control, self.sync.project, KIND, self.sync.name)
+        before = known.get("fingerprints", {}).get(batch.kind.value, {})
+        if before.get("version") != watermark.version:
+            return False
+        return bool(before.get("fingerprint") == source.fingerprint(connection, batch))
+
+    def _statements(
+        self, connection: Connection, source: PostgresSource, batch: Batch | None
+    ) -> tuple[str, ...]:
+        if batch is None:
+            return ()
+        return tuple(
+            source.read_statements(
+                connection,
+                batch,
+                _pass(source) if self.sync.transform is None else _typed(source),
+                partitions=self.sync.partitions,
+                parallelism=expected_parallelism(self.sessions.context.settings.spark),
+            )
+        )
+
+    def _rows_per_second(self) -> float | None:
+        control = self.sessions.control()
+        if control is None:
+            return None
+        row = control.execute(
+            self.sessions.context.plane.statement("throughput", "rows_per_second"),
+            {"project": self.sync.project, "kind": KIND, "name": self.sync.name},
+        ).fetchone()
+        return row[0] if row else None
+
+
+def refuse_other_cursor(watermark: Watermark, source: PostgresSource, sync_name: str) -> None:
+    """Refuse to go on from a watermark that another kind of cursor left."""
+    before, now = watermark.cursor_type, source.cursor.type.value
+    if watermark.value is None or before in (None, now):
+        return
+    integers = {CursorType.SMALLINT.value, CursorType.INTEGER.value, CursorType.BIGINT.value}
+    if {before, now} <= integers:
+        return
+    raise DeclarationError(
+        f"sync {sync_name}: the watermark {watermark.value} is a {before}, but cursor "
+        f"{source.cursor.name} is a {now}",
+        f"to start again with this cursor: tidegate run {sync_name} --full-refresh",
+    )
+
+
+def expected_parallelism(settings: SparkSettings) -> int:
+    """How many tasks Spark would run at once, told from the settings alone."""
+    if settings.remote is not None:
+        return _REMOTE_PARALLELISM
+    match = re.match(r"local(?:-cluster)?\[(\*|\d+)(?:,\s*(\d+))?", settings.master or "local[*]")
+    if match is None:
+        given = settings.conf.get("spark.default.parallelism", "")
+        return int(given) if str(given).isdigit() else 1 if settings.master == "local" else 2
+    if match.group(1) == "*":
+        return len(os.sched_getaffinity(0))
+    cores = int(match.group(2) or 1) if "cluster" in match.group(0) else 1
+    return int(match.group(1)) * cores
+
+
+def _plan_target(
+    connection: Connection, sync: Sync, shape: Shape | None, watermark: Watermark
+) -> TargetPlan:
+    relation = sync.target.relation
+    check_present(connection, relation, watermark)
+    table = describe_table(connection, relation)
+    if table is None:
+        columns = () if shape is None else _definitions(shape)
+        return TargetPlan(exists=False, rows_present=False, create=columns)
+    if shape is not None:
+        check_target(connection, table, shape)
+    return TargetPlan(exists=True, rows_present=not is_empty(connection, qualified(relation)))
+
+
+def _definitions(shape: Shape) -> tuple[str, ...]:
+    columns = [
+        f"{sql.Identifier(column.name).as_string(None)} {column.target_type}"
+        + (" NOT NULL" if column.not_null or column.name in shape.key else "")
+        for column in shape.columns
+    ]
+    key = ", ".join(sql.Identifier(name).as_string(None) for name in shape.key)
+    return (*columns, f"PRIMARY KEY ({key})")
+
+
+def _publish_statement(
+    context: Context, connection: Connection, sync: Sync, shape: Shape | None, target: TargetPlan
+) -> str | None:
+    """The statement that puts staged rows in; unknown until a transformation has run."""
+    if shape is None:
+        return None
+    staging = sql.Identifier(context.settings.ledger.schema_name, "stg_…")
+    rows: sql.Composable = merge.staged_rows([staging], shape, cast=True)
+    if sync.duplicates == "newest" and not shape.key_is_unique:
+        rows = merge.newest_rows(rows, shape)
+    if not target.rows_present:
+        return merge.insert_statement(sync.target.relation, rows, shape).as_string(connection)
+    statement = merge.merge_statement(sync.target.relation, rows, shape, newest_wins=True)
+    return statement.as_string(connection)
+
+
+def _warnings(
+    sync: Sync, source: PostgresSource, horizon: Horizon, guarantee: Guarantee
+) -> list[str]:
+    found: list[str] = []
+    relation, cursor = source.table.relation, source.cursor.name
+    if cursor not in source.table.leading_index_columns:
+        found.append(
+            f"no index of {relation} leads with {cursor}, so every batch reads the whole table"
+        )
+    if guarantee is not Guarantee.EXACT and source.lookback is None:
+        found.append("no lookback is declared, so rows that commit late would be missed")
+    if horizon.high is None and horizon.guarantee is Guarantee.SETTLED:
+        found.append(f"a run waits {source.cursor.settle_seconds:g} s (settle) before it reads")
+    if sync.transform is not None:
+        found.append("the target's columns are checked when the transformation runs")
+    return found
