@@ -33,7 +33,8 @@ from tidegate.postgres.postmaster import (
 from tidegate.postgres.server_user import command_as, server_user
 
 HOST = "127.0.0.1"
-USER = "tidegate"
+# Not "tidegate": a role's name is a schema in its search path, and that one holds the ledger.
+USER = "postgres"
 DATABASE = "tidegate"
 START_TIMEOUT_SECONDS = 120.0  # recovery after a crash may have much to read
 START_ATTEMPTS = 3
