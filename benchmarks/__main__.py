@@ -1,0 +1,27 @@
+"""`make bench`: every side in one run, ratios printed; exit 1 when a bar is missed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from benchmarks import load
+from benchmarks.report import Report
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--memory-rows", type=int, default=10_000_000, help="0 leaves it out")
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    report = Report()
+    print(f"load of {options.rows:,} rows x 13 columns, Postgres to Postgres, Spark warm")
+    load.run(report, rows=options.rows, memory_rows=options.memory_rows, repeats=options.repeats)
+    if report.missed:
+        print(f"missed: {', '.join(report.missed)}")
+    return 1 if report.missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
