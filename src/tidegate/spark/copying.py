@@ -9,11 +9,18 @@ from uuid import UUID
 
 from psycopg import sql
 
+from tidegate.errors import LoadError, TidegateError
 from tidegate.failpoints import reach
 from tidegate.model.load import StagedWrite
 from tidegate.model.staging import new_write_id, staging_table
 from tidegate.postgres.connect import Connection, connect
-from tidegate.spark.outcome import OUTCOME_SCHEMA, collect_writes, failure, outcome_batches
+from tidegate.spark.outcome import (
+    OUTCOME_SCHEMA,
+    collect_writes,
+    failure,
+    outcome_batches,
+    spark_reason,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,7 +93,15 @@ def stage_copy(
                 yield from outcome_batches(_copy_share(reader, place, index))
 
     frame = spark.range(0, count, 1, count).mapInArrow(work, OUTCOME_SCHEMA)
-    return collect_writes(frame)
+    try:
+        return collect_writes(frame)
+    except TidegateError:
+        raise
+    except Exception as error:
+        raise LoadError(
+            f"Spark failed while it staged the rows: {spark_reason(error)}",
+            "run again; nothing was published",
+        ) from error
 
 
 def _copy_share(reader: SnapshotReader, place: StagingPlace, index: int) -> dict[str, Any]:

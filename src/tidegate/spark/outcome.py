@@ -63,6 +63,18 @@ def outcome_batches(*outcomes: dict[str, Any]) -> Iterator[pa.RecordBatch]:
     yield pa.RecordBatch.from_pylist(full, schema=schema)
 
 
+def spark_reason(error: BaseException) -> str:
+    """Why Spark gave up, in one line: the last cause that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = [line.partition("Exception: ")[2] for line in lines if "Exception: " in line]
+    causes = [
+        line.partition("Exception: ")[2]
+        for line in lines
+        if line.startswith("Caused by: ") and "Exception: " in line
+    ]
+    return next(iter([*causes[-1:], *said[:1], *lines[:1]]), type(error).__name__)
+
+
 def collect_writes(frame: DataFrame) -> tuple[StagedWrite, ...]:
     """Run the tasks; one small row comes back from each writer call."""
     writes: list[StagedWrite] = []

@@ -1,0 +1,55 @@
+"""Scenes for the acceptance tests: real servers, a warm Spark, one, two or three databases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from acceptance.harness import Scene
+from acceptance.spark_server import SparkServer
+from conftest import MakeDatabase
+
+LOCAL = {"master": "local[2]"}
+
+
+class MakeScene(Protocol):
+    """Makes a project over so many databases, with a source that has been changed once."""
+
+    def __call__(self, databases: int = 2, **options: Any) -> Scene: ...
+
+
+@pytest.fixture(scope="session")
+def spark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkServer]:
+    """Spark Connect for this test process, started when first asked for."""
+    server = SparkServer(tmp_path_factory.mktemp("spark"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def make_scene(
+    tmp_path: Path, make_database: MakeDatabase, spark_server: SparkServer
+) -> Iterator[MakeScene]:
+    """A maker of scenes; every process they started is gone before their databases are."""
+    made: list[Scene] = []
+
+    def make(databases: int = 2, **options: Any) -> Scene:
+        source = make_database("source")
+        destination = make_database("warehouse") if databases > 1 else source
+        control = make_database("control") if databases > 2 else destination
+        values = {"source": source, "destination": destination, "control": control, **options}
+        values.setdefault("spark", None)
+        if values["spark"] is None:
+            values["spark"] = {"remote": spark_server.url}
+        values.setdefault("seed", 7)
+        scene = Scene(folder=tmp_path / f"project-{len(made)}", **values)
+        made.append(scene)
+        scene.change()
+        return scene
+
+    yield make
+    for scene in made:
+        scene.close()

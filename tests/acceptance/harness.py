@@ -1,0 +1,188 @@
+"""Projects to be broken: one sync over one, two or three databases, and a source that changes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+
+from acceptance import oracle
+from acceptance.processes import Ended, Process, start_run
+
+BUSY = 75
+REGIONS = ("north", "south", "Øst", "o'west")
+
+_TABLE = """
+CREATE TABLE public.{name} (
+    region text NOT NULL,
+    id bigint NOT NULL,
+    status text,
+    total numeric(12,2) NOT NULL,
+    "Note Text" text,
+    payload jsonb,
+    tags text[],
+    seq bigint GENERATED ALWAYS AS IDENTITY,
+    updated_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (region, id)
+)
+"""
+
+
+@dataclass(slots=True)
+class Scene:
+    """A project folder, its databases and the tables of its source."""
+
+    folder: Path
+    source: str
+    destination: str
+    control: str
+    seed: int
+    tables: tuple[str, ...] = ("orders",)
+    spark: dict[str, str] = field(default_factory=dict)
+    batch_rows: int = 40
+    partitions: int = 2
+    cursor: str = "updated_at"
+    worker: dict[str, str] = field(default_factory=dict)
+    pipelines: str | None = None
+    columns: tuple[str, ...] = (
+        "region",
+        "id",
+        "status",
+        "total",
+        "Note Text",
+        "payload",
+        "tags",
+        "seq",
+        "updated_at",
+    )
+    key: tuple[str, ...] = ("region", "id")
+    rng: random.Random = field(init=False)
+    _started: list[Process] = field(default_factory=list)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+    _ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with psycopg.connect(self.source, autocommit=True) as connection:
+            for table in self.tables:
+                connection.execute(_TABLE.format(name=table))  # type: ignore[arg-type]
+                connection.execute(f"CREATE INDEX ON public.{table} (updated_at)")  # type: ignore[arg-type]
+        self.write_project()
+
+    def write_project(self) -> None:
+        lines = ["[project]", 'name = "shop"', f"control = {json.dumps(self.control)}"]
+        lines += ["[connections]", f"source = {json.dumps(self.source)}"]
+        lines += [f"warehouse = {json.dumps(self.destination)}", "[spark]"]
+        lines += [f"{name} = {json.dumps(value)}" for name, value in self.spark.items()]
+        lines += ["[worker]"]
+        lines += [f"{name} = {json.dumps(value)}" for name, value in self.worker.items()]
+        if self.pipelines is None:
+            for table in self.tables:
+                lines += [
+                    f"[sync.{table}]",
+                    f'source = "source:public.{table}"',
+                    f'target = "warehouse:raw.{table}"',
+                    f'cursor = "{self.cursor}"',
+                    f"batch_rows = {self.batch_rows}",
+                    f"partitions = {self.partitions}",
+                ]
+        else:
+            (self.folder / "pipelines.py").write_text(self.pipelines, encoding="utf-8")
+        (self.folder / "tidegate.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    def change(self, transactions: int = 3, table: str | None = None) -> None:
+        """Random inserts and updates, several rows a transaction, so that stamps tie."""
+        for name in [table] if table else self.tables:
+            with psycopg.connect(self.source, autocommit=True) as connection:
+                for _ in range(transactions):
+                    with connection.transaction():
+                        self.change_in(connection, name)
+
+    def change_in(self, connection: psycopg.Connection, table: str, rows: int = 0) -> None:
+        """Insert and update some rows inside the caller's transaction."""
+        for _ in range(rows or self.rng.randint(3, 30)):
+            connection.execute(
+                f"""INSERT INTO public.{table}
+                    (region, id, status, total, "Note Text", payload, tags, updated_at)
+                    VALUES (%s, %s, %s, %s, %s, %s, %s, now())""",  # type: ignore[arg-type]
+                (self.rng.choice(REGIONS), next(self._ids), *self._values()),
+            )
+        changed = connection.execute(
+            f"SELECT region, id FROM public.{table} ORDER BY md5(id::text || %s) LIMIT %s",  # type: ignore[arg-type]
+            (str(self.rng.random()), self.rng.randint(0, 5)),
+        ).fetchall()
+        for region, number in changed:
+            connection.execute(
+                f"""UPDATE public.{table} SET status = %s, total = %s, "Note Text" = %s,
+                    payload = %s, tags = %s, seq = DEFAULT, updated_at = now()
+                    WHERE (region, id) = (%s, %s)""",  # type: ignore[arg-type]
+                (*self._values(), region, number),
+            )
+
+    def _values(self) -> tuple[object, ...]:
+        rng = self.rng
+        return (
+            rng.choice(["new", "paid", "sent", None]),
+            rng.randint(0, 10**7) / 100,
+            rng.choice([None, "", "a\tb\\n'\"", "æøå 漢字", "x" * rng.randint(1, 50)]),
+            json.dumps({"n": rng.randint(0, 9), "s": "ü"}) if rng.random() < 0.8 else None,
+            rng.choice([None, [], ["a", None, "b,c"]]),
+        )
+
+    def start(
+        self, name: str = "orders", failpoint: str | None = None, options: tuple[str, ...] = ()
+    ) -> Process:
+        log = self.folder / f"run-{next(self._numbers)}-{name}"
+        process = start_run(self.folder, name, log, failpoint=failpoint, options=list(options))
+        self._started.append(process)
+        return process
+
+    def run(self, name: str = "orders") -> Ended:
+        """One clean run that must succeed."""
+        ended = self.start(name).wait()
+        assert ended.code == 0, ended
+        return ended
+
+    def flag(self, name: str) -> Path:
+        """A file by which a failpoint announces itself and is let go."""
+        return self.folder / f"{name}.flag"
+
+    def start_and_hold(self, point: str, name: str = "orders") -> tuple[Process, Path]:
+        """A run that waits at a failpoint until the returned file is removed."""
+        flag = self.flag(f"{point}-{next(self._numbers)}")
+        process = self.start(name, f"{point}=wait:{flag}")
+        process.wait_for(flag.exists, point)
+        return process, flag
+
+    def assert_exact(
+        self, expected: Callable[[list[oracle.Row]], list[oracle.Row]] = lambda rows: rows
+    ) -> int:
+        """Target, ledger and queue are as one clean run would have left them; counts the loads."""
+        for table in self.tables:
+            rows = oracle.read_rows(self.source, ("public", table), self.columns, self.key)
+            found = oracle.read_rows(self.destination, ("raw", table), self.columns, self.key)
+            oracle.assert_same_rows(expected(rows), found)
+        oracle.assert_idle(self.control)
+        return oracle.assert_ledger(self.destination)
+
+    def assert_swept(self) -> None:
+        """Nothing is left aside: the last run swept it, or the next one does.
+
+        Spark's workers may outlive their driver and stage after the last run's sweep.
+        """
+        oracle.wait_until_left(self.source, self.destination, self.control)
+        if oracle.staging_tables(self.destination):
+            ended = self.run(self.tables[0])
+            assert "found nothing new" in ended.out, ended
+            self.assert_exact()
+        assert oracle.staging_tables(self.destination) == []
+
+    def close(self) -> None:
+        for process in self._started:
+            process.kill_all()

@@ -1,0 +1,141 @@
+"""Real processes: `tidegate run` in a session of its own, to be waited for, stopped and killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PATIENCE_SECONDS = 120.0
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
+    """Wait for a state to come about; the only place where tests wait."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {seconds:.0f} s for {what}")
+        time.sleep(0.02)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a process ended; a negative code is the signal that ended it."""
+
+    code: int
+    out: str
+    err: str
+
+    def __str__(self) -> str:
+        return f"exit {self.code}\n--- out\n{self.out}\n--- err\n{self.err}"
+
+
+class Process:
+    """A child that leads a session, so that all its descendants are known and can be reached."""
+
+    def __init__(
+        self, command: list[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._out, self._err = log.with_suffix(".out"), log.with_suffix(".err")
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={**_environment(), **(environment or {})},
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text(encoding="utf-8", errors="replace")
+
+    def wait(self, seconds: float = PATIENCE_SECONDS) -> Ended:
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill_all()
+            raise AssertionError(f"still running after {seconds:.0f} s:\n{self.err}") from None
+        return Ended(code, self.out, self.err)
+
+    def wait_for(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for something that this process must bring about before it ends."""
+        until(lambda: condition() or not self.alive, what)
+        assert condition(), f"ended before {what}: {self.wait()}"
+
+    def members(self, command_part: str = "") -> list[int]:
+        """This process and its descendants, whatever process groups they made for themselves."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            if not folder.name.isdigit():
+                continue
+            try:
+                fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            state, session = fields[0], int(fields[3])
+            if session == self.pid and state not in "ZX" and command_part in command:
+                found.append(int(folder.name))
+        return found
+
+    def kill(self) -> Ended:
+        """SIGKILL the process alone; what it started lives on as long as it likes."""
+        self._process.kill()
+        return self.wait()
+
+    def kill_all(self) -> None:
+        """SIGKILL the process and everything it started."""
+        self._signal_all(signal.SIGKILL)
+        self._process.wait()
+        until(lambda: not self.members(), "the killed processes to be gone")
+
+    def stop(self) -> None:
+        """SIGSTOP everything: a machine that sleeps, or a very long pause."""
+        self._signal_all(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal_all(signal.SIGCONT)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for pid in self.members():
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+
+
+def start_run(
+    folder: Path, name: str, log: Path, *, failpoint: str | None = None, options: list[str]
+) -> Process:
+    """`tidegate run NAME` in a project, with a failpoint armed or none."""
+    command = [sys.executable, "-m", "tidegate.cli.main", "run", name, "--project", str(folder)]
+    armed = {"TIDEGATE_FAILPOINT": failpoint} if failpoint else {}
+    return Process([*command, *options], log, armed)
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without what would steer the run."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TIDEGATE_", "SPARK_", "PYSPARK_"))
+    }

@@ -1,0 +1,133 @@
+"""A TCP proxy on loopback that cuts a publisher's connection at its COMMIT, before or after it."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from contextlib import suppress
+from enum import StrEnum
+
+HOST = "127.0.0.1"
+_REFUSABLE = {80877103: b"N", 80877104: b"N"}  # SSLRequest, GSSENCRequest
+_SIZE = 65536
+
+
+class Cut(StrEnum):
+    """Where the line breaks: the server never sees COMMIT, or the client never its answer."""
+
+    BEFORE_COMMIT = "before"
+    BEFORE_ANSWER = "after"
+
+
+class Proxy:
+    """Forwards to a Postgres server; cuts the first `times` COMMITs of sessions of one name."""
+
+    def __init__(self, port: int, cut: Cut, application: str, times: int = 1) -> None:
+        self.cuts = 0
+        self._upstream_port = port
+        self._cut = cut
+        self._application = application.encode()
+        self._times = times
+        self._lock = threading.Lock()
+        self._listener = socket.create_server((HOST, 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, suppress(OSError, EOFError):
+            startup = _read_startup(client)
+            with socket.create_connection((HOST, self._upstream_port)) as server:
+                server.sendall(startup)
+                silenced = threading.Event()
+                answers = threading.Thread(
+                    target=_pump, args=(server, client, silenced), daemon=True
+                )
+                answers.start()
+                self._forward(client, server, self._application in startup, silenced)
+                answers.join()
+
+    def _forward(
+        self,
+        client: socket.socket,
+        server: socket.socket,
+        watched: bool,
+        silenced: threading.Event,
+    ) -> None:
+        """Pass messages on, one by one, until the client leaves or its COMMIT is to be cut."""
+        try:
+            while True:
+                message = _read_message(client)
+                if not (watched and _is_commit(message) and self._take_cut()):
+                    server.sendall(message)
+                    continue
+                if self._cut is Cut.BEFORE_ANSWER:
+                    silenced.set()
+                    server.sendall(message)
+                    # The server has answered, to nobody; only then is the line cut.
+                    server.shutdown(socket.SHUT_WR)
+                    while server.recv(_SIZE):
+                        pass
+                return
+        finally:
+            for line in (client, server):
+                with suppress(OSError):
+                    line.shutdown(socket.SHUT_RDWR)
+
+    def _take_cut(self) -> bool:
+        with self._lock:
+            if self.cuts >= self._times:
+                return False
+            self.cuts += 1
+            return True
+
+
+def _pump(server: socket.socket, client: socket.socket, silenced: threading.Event) -> None:
+    with suppress(OSError):
+        while (block := server.recv(_SIZE)) and not silenced.is_set():
+            client.sendall(block)
+
+
+def _read_startup(client: socket.socket) -> bytes:
+    while True:
+        head = _read(client, 8)
+        length, code = struct.unpack("!ii", head)
+        if code in _REFUSABLE:
+            client.sendall(_REFUSABLE[code])
+            continue
+        return head + _read(client, length - 8)
+
+
+def _read_message(client: socket.socket) -> bytes:
+    head = _read(client, 5)
+    (length,) = struct.unpack("!i", head[1:])
+    return head + _read(client, length - 4)
+
+
+def _read(line: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        block = line.recv(size - len(data))
+        if not block:
+            raise EOFError
+        data += block
+    return data
+
+
+def _is_commit(message: bytes) -> bool:
+    """A simple query that is COMMIT, or a statement parsed as that."""
+    kind, body = message[:1], message[5:]
+    if kind == b"Q":
+        return body.rstrip(b"\0; ").strip().upper() == b"COMMIT"
+    if kind == b"P":
+        return body.split(b"\0")[1].strip(b"; ").upper() == b"COMMIT"
+    return False

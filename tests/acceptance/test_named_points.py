@@ -1,0 +1,102 @@
+"""SIGKILL at every named point of a load; the next run makes everything right."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from acceptance.conftest import LOCAL, MakeScene
+from acceptance.harness import Scene
+from tidegate.failpoints import POINTS
+
+# These are passed in Spark's Python workers, which see our environment in local mode only.
+IN_WORKERS = ("stage.write", "stage.written")
+IN_PROCESS = tuple(point for point in POINTS if point not in IN_WORKERS)
+
+
+def kill_at(scene: Scene, point: str, passage: int = 1) -> None:
+    """A run that dies at a point: by its own hand, or because its Spark worker did."""
+    ended = scene.start(failpoint=f"{point}@{passage}=kill").wait()
+    if point in IN_WORKERS:
+        assert ended.code == 1, ended
+        assert "Traceback" not in ended.err, ended
+        assert "Python worker exited unexpectedly" in ended.err, ended
+    else:
+        assert ended.code == -signal.SIGKILL, ended
+
+
+@pytest.mark.parametrize("point", IN_PROCESS)
+def test_killed_at_a_named_point_on_two_databases(make_scene: MakeScene, point: str) -> None:
+    scene = make_scene(2)
+    kill_at(scene, point)
+    scene.run()
+    scene.assert_exact()
+    scene.assert_swept()
+
+
+def test_a_dead_spark_worker_fails_the_run_and_nothing_else(make_scene: MakeScene) -> None:
+    scene = make_scene(2, spark=LOCAL)
+    for point in IN_WORKERS:
+        kill_at(scene, point)
+    scene.run()
+    scene.assert_exact()
+    scene.assert_swept()
+
+
+@pytest.mark.parametrize("databases", [1, 3])
+@pytest.mark.parametrize("point", ["stage.done", "publish.applied", "publish.committed"])
+def test_killed_with_everything_in_one_place_or_three(
+    make_scene: MakeScene, point: str, databases: int
+) -> None:
+    scene = make_scene(databases)
+    kill_at(scene, point)
+    scene.run()
+    scene.assert_exact()
+    scene.assert_swept()
+
+
+def test_killed_together_with_its_jvm(make_scene: MakeScene) -> None:
+    scene = make_scene(2, spark=LOCAL)
+    for point in ("stage.done", "publish.moved"):
+        process, _ = scene.start_and_hold(point)
+        process.kill_all()
+    scene.run()
+    scene.assert_exact()
+    scene.assert_swept()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("databases", [1, 2, 3])
+@pytest.mark.parametrize("point", IN_PROCESS)
+def test_killed_in_first_and_later_batches_of_first_and_later_runs(
+    make_scene: MakeScene, point: str, databases: int
+) -> None:
+    scene = make_scene(databases, batch_rows=15)
+    several = point not in ("job.submitted", "job.claimed", "fence.raised", "job.finished")
+    for passage in (1, 2) if several else (1,):
+        scene.change()
+        kill_at(scene, point, passage)
+    scene.run()
+    for passage in (1, 2) if several else (1,):
+        scene.change()
+        kill_at(scene, point, passage)
+    scene.run()
+    scene.assert_exact()
+    scene.assert_swept()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("databases", [1, 2, 3])
+@pytest.mark.parametrize("point", IN_WORKERS)
+def test_spark_workers_killed_in_first_and_later_runs(
+    make_scene: MakeScene, point: str, databases: int
+) -> None:
+    scene = make_scene(databases, spark=LOCAL)
+    kill_at(scene, point)
+    scene.run()
+    scene.change()
+    kill_at(scene, point)
+    scene.run()
+    scene.assert_exact()
+    scene.assert_swept()
