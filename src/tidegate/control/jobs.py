@@ -187,7 +187,7 @@ class Jobs:
 
     def live_attempts(self, connection: Connection) -> set[str]:
         """Attempts that hold a job now."""
-        rows = connection.execute(self.plane.statement("job_queue", "live_attempts"))
+        rows = connection.execute(self.plane.statement("job_queue", "live_attempts"), {})
         return {row[0] for row in rows}
 
     def recent(self, connection: Connection, project: str, kind: str) -> dict[str, RecentJob]:

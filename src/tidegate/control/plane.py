@@ -98,8 +98,7 @@ class ControlPlane:
             if version > current:
                 connection.execute(sql.SQL(script(file)).format(schema=schema))
                 connection.execute(
-                    sql.SQL("INSERT INTO {}.schema_migrations (version) VALUES (%s)").format(
-                        schema
-                    ),
-                    (version,),
+                    sql.SQL("INSERT INTO {}.schema_migrations (version) VALUES ({})").format(
+                        schema, sql.Literal(version)
+                    )
                 )

@@ -65,4 +65,4 @@ class Workers:
         connection.execute(
             self.plane.statement("workers", "forget_worker"), {"worker_id": worker.worker_id}
         )
-        connection.execute(self.plane.statement("workers", "prune_workers"))
+        connection.execute(self.plane.statement("workers", "prune_workers"), {})

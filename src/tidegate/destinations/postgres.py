@@ -12,7 +12,7 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from tidegate.destinations import merge
-from tidegate.destinations.target import check_present, ensure_target
+from tidegate.destinations.target import check_present, ensure_target, fit_shape
 from tidegate.errors import (
     CommitUnknown,
     ConnectionFailed,
@@ -90,6 +90,11 @@ class PostgresDestination:
         self.ledger.ensure()
         self.fences.raise_(fence, lock_timeout_seconds=min(2.0, self.lock_timeout_seconds))
 
+    def check_present(self, watermark: Watermark) -> None:
+        """Refuse to go on from a watermark whose rows are not there any more."""
+        with self.open() as connection:
+            check_present(connection, self.relation, watermark)
+
     def prepare(self, shape: Shape, watermark: Watermark) -> None:
         """Make or check the target, before anything is staged."""
         with self.open() as connection:
@@ -152,7 +157,7 @@ class PostgresDestination:
         with self.open() as connection:
             return Staging(self.ledger).discard(connection, self.control_id, attempt_id)
 
-    def sweep(self, live_attempts: set[str]) -> int:
+    def sweep(self, live_attempts: Callable[[], set[str]]) -> int:
         """Drop what this control plane's dead attempts staged."""
         with self.open() as connection:
             return Staging(self.ledger).sweep(connection, self.control_id, live_attempts)
@@ -214,7 +219,8 @@ class PostgresDestination:
         connection.execute("SET LOCAL synchronous_commit = on")
 
     def _apply(self, connection: Connection, publication: Publication) -> tuple[int, bool]:
-        shape, writes = publication.shape, publication.writes
+        shape = fit_shape(connection, self.relation, publication.shape)
+        writes = publication.writes
         full = publication.batch.kind is BatchKind.FULL
         empty = is_empty(connection, qualified(self.relation))
         if not writes:

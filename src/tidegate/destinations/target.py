@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 from psycopg import errors as pg
 from psycopg import sql
 
@@ -13,6 +16,16 @@ from tidegate.model.watermark import Watermark
 from tidegate.postgres.catalog import describe_table, is_empty
 from tidegate.postgres.connect import Connection
 from tidegate.postgres.identifiers import column_list, qualified
+
+_LENGTH = re.compile(r"\([0-9, -]+\)")
+# Postgres casts these without being asked, and digits get lost.
+_LOSSY = {
+    ("integer", "real"),
+    ("bigint", "real"),
+    ("bigint", "double precision"),
+    ("numeric", "real"),
+    ("numeric", "double precision"),
+}
 
 
 def ensure_target(connection: Connection, relation: Relation, shape: Shape) -> bool:
@@ -45,7 +58,9 @@ def ensure_target(connection: Connection, relation: Relation, shape: Shape) -> b
                     qualified(relation), sql.SQL(", ").join(definitions)
                 )
             )
-    except (pg.DuplicateTable, pg.DuplicateSchema, pg.UniqueViolation):
+    except (pg.DuplicateTable, pg.DuplicateSchema, pg.UniqueViolation) as error:
+        if isinstance(error, pg.DuplicateTable) and not describe_table(connection, relation):
+            raise DestinationError(f"{relation} is not a table", "choose another target") from None
         return ensure_target(connection, relation, shape)
     except pg.InsufficientPrivilege as error:
         raise DestinationError(
@@ -56,10 +71,34 @@ def ensure_target(connection: Connection, relation: Relation, shape: Shape) -> b
     return True
 
 
+def fit_shape(connection: Connection, relation: Relation, shape: Shape) -> Shape:
+    """The shape in the types of the target's own columns, so that old and new rows compare.
+
+    Lengths are left out: a cast to varchar(5) cuts silently, an assignment refuses.
+    """
+    rows = connection.execute(
+        "SELECT a.attname, format_type(a.atttypid, -1) FROM pg_attribute a"
+        " JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped",
+        (relation.schema, relation.name),
+    )
+    types: dict[str, str] = dict(rows.fetchall())
+    return replace(
+        shape,
+        columns=tuple(
+            replace(column, target_type=types.get(column.name, column.target_type))
+            for column in shape.columns
+        ),
+    )
+
+
 def check_present(connection: Connection, relation: Relation, watermark: Watermark) -> None:
     """Refuse to go on from a watermark whose rows are not there any more."""
-    if watermark.value is None or watermark.rows_synced == 0:
+    if watermark.rows_synced == 0:
         return
+    recorded = f"{watermark.rows_synced} rows are recorded in it" + (
+        f" up to {watermark.value}" if watermark.value else ""
+    )
     table = describe_table(connection, relation)
     way_out = (
         "to load everything again: tidegate run NAME --full-refresh; to go on from elsewhere: "
@@ -67,14 +106,12 @@ def check_present(connection: Connection, relation: Relation, watermark: Waterma
     ).replace("NAME", watermark.pipeline.rpartition(".")[2])
     if table is None:
         raise TargetGone(
-            f"{relation} does not exist, but {watermark.rows_synced} rows are recorded in it "
-            f"up to {watermark.value}",
+            f"{relation} does not exist, but {recorded}",
             way_out,
         )
     if is_empty(connection, qualified(relation)):
         raise TargetGone(
-            f"{relation} is empty, but {watermark.rows_synced} rows are recorded in it up to "
-            f"{watermark.value}",
+            f"{relation} is empty, but {recorded}",
             way_out,
         )
 
@@ -133,9 +170,11 @@ def _accepts(connection: Connection, existing: str, incoming: str) -> bool:
     """Whether values of one type go into a column of another without loss."""
     if existing == incoming:
         return True
-    base, incoming_base = existing.partition("(")[0], incoming.partition("(")[0]
+    base, incoming_base = _LENGTH.sub("", existing), _LENGTH.sub("", incoming)
     if base == incoming_base:
         return "(" not in existing or _holds(_digits(existing), _digits(incoming))
+    if "(" in existing or (incoming_base, base) in _LOSSY:
+        return False
     row = connection.execute(
         "SELECT EXISTS (SELECT FROM pg_cast WHERE castsource = to_regtype(%s)"
         " AND casttarget = to_regtype(%s) AND castcontext = 'i')",

@@ -11,8 +11,9 @@ from psycopg import sql
 from tidegate.errors import DestinationError
 from tidegate.model.relation import Relation
 from tidegate.postgres.connect import Connection, first_line
-from tidegate.postgres.identifiers import qualified, statement
+from tidegate.postgres.identifiers import qualified
 from tidegate.sql import script
+from tidegate.sql import statements as named
 
 # What two creators at once, or a creator after another, may run into.
 _ALREADY_THERE = (pg.DuplicateTable, pg.DuplicateSchema, pg.DuplicateObject, pg.UniqueViolation)
@@ -31,12 +32,12 @@ class Ledger:
     def schema_identifier(self) -> sql.Identifier:
         return sql.Identifier(self.schema)
 
-    def ensure(self) -> None:
+    def ensure(self) -> Relation:
         """Create what is missing over a session of its own, so that no load is disturbed."""
         with self.connect() as connection:
-            if self._complete(connection):
-                return
-            self._create(connection)
+            if not self._complete(connection):
+                self._create(connection)
+            return self.find_markers(connection) or self._marker_name()
 
     def find_markers(self, connection: Connection) -> Relation | None:
         """The marker table: ours, or one that Luigi made anywhere in the search path."""
@@ -87,11 +88,8 @@ class Ledger:
         if not _schema_exists(connection, self.schema):
             statements.append(sql.SQL("CREATE SCHEMA {}").format(schema))
         if self.find_markers(connection) is None:
-            statements.append(
-                statement(
-                    "ledger/table_updates", "create_table", markers=qualified(self._marker_name())
-                )
-            )
+            create = named("ledger/table_updates")["create_table"]
+            statements.append(sql.SQL(create).format(markers=qualified(self._marker_name())))
         for text in script("ledger/schema").split(";\n"):
             if text.strip():
                 statements.append(sql.SQL(text).format(schema=schema))

@@ -49,9 +49,8 @@ class Markers:
         """Record the load inside the caller's transaction; False when it was recorded before."""
         markers = self.ledger.find_markers(connection)
         if markers is None:
-            self.ledger.ensure()
-            markers = self.ledger.find_markers(connection)
-            assert markers is not None
+            # The caller's snapshot may be older than the new table, so it is not asked again.
+            markers = self.ledger.ensure()
         parameters: dict[str, Any] = {"update_id": update_id, "target": str(target)}
         name = "insert_marker"
         if self.ledger.client_timestamps:
@@ -111,4 +110,7 @@ class Markers:
 
 def _spellings(target: Relation) -> list[str]:
     """How a marker may name this table; Luigi's users often leave the schema out."""
-    return [str(target), f"{target.schema}.{target.name}", target.name]
+    loose = [f"{target.schema}.{target.name}", target.name]
+    if "." in target.schema + target.name:
+        loose = []  # would read as another table
+    return [str(target), *loose]

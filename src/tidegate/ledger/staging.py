@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -33,13 +34,16 @@ class Staging:
         """Drop what an attempt staged."""
         return self._drop(connection, self.tables(connection, control_id, attempt_id))
 
-    def sweep(self, connection: Connection, control_id: UUID, live: set[str]) -> int:
-        """Drop what attempts of this control plane left behind that are not live any more."""
-        prefixes = {staging_prefix(control_id, attempt_id) for attempt_id in live}
+    def sweep(self, connection: Connection, control_id: UUID, live: Callable[[], set[str]]) -> int:
+        """Drop what attempts of this control plane left behind that are not live any more.
+
+        The tables are listed before the live attempts are: a table is made after its claim, so
+        one that was seen and whose attempt is not live then belongs to nobody.
+        """
+        tables = self.tables(connection, control_id)
+        prefixes = {staging_prefix(control_id, attempt_id) for attempt_id in live()}
         length = len(staging_prefix(control_id, "0" * 16))
-        orphans = [
-            table for table in self.tables(connection, control_id) if table[:length] not in prefixes
-        ]
+        orphans = [table for table in tables if table[:length] not in prefixes]
         return self._drop(connection, orphans)
 
     def _drop(self, connection: Connection, tables: list[str]) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tidegate.errors import DeclarationError
 
 _PLAIN = re.compile(r"[a-z_][a-z0-9_$]*\Z")
+MAX_NAME_BYTES = 63
 _PART = re.compile(r'"((?:[^"]|"")+)"|([^".]+)')
 
 
@@ -36,10 +37,17 @@ class Relation:
             if position == len(text) or text[position] != ".":
                 break
             position += 1
-        if position != len(text) or not 1 <= len(parts) <= 2 or "\0" in text:
+        complete = position == len(text) and not text.endswith(".")
+        if not complete or not 1 <= len(parts) <= 2 or "\0" in text:
             raise DeclarationError(
                 f"{text!r} is not a table name",
                 'write schema.table, with double quotes around a part that has dots: "my.table"',
+            )
+        long = next((part for part in parts if len(part.encode()) > MAX_NAME_BYTES), None)
+        if long is not None:
+            raise DeclarationError(
+                f"the name {long!r} is longer than {MAX_NAME_BYTES} bytes",
+                "Postgres would cut it off; choose a shorter one",
             )
         return cls(parts[0] if len(parts) == 2 else "public", parts[-1])
 

@@ -12,6 +12,7 @@ from tidegate.failpoints import reach
 from tidegate.ledger.fences import Fence
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.batch import Batch, BatchKind
+from tidegate.model.cursor import NullPolicy
 from tidegate.model.horizon import Horizon
 from tidegate.model.identity import load_update_id
 from tidegate.model.load import LoadPlan, LoadResult
@@ -84,7 +85,10 @@ class SyncWork:
     def run(self) -> SyncOutcome:
         """Load until nothing is left below the horizon, or the limit of batches is reached."""
         self._check_key()
+        if self.source.null_policy is NullPolicy.RAISE:
+            self.source.null_batch(self.connection)
         watermark = self._begin()
+        self.destination.check_present(watermark)
         for plan_batch in self._phases(watermark):
             replans = 0
             while not self._limit_reached():
@@ -151,9 +155,11 @@ class SyncWork:
                 check_alive=self.attempt.check_alive,
             )
             result = load.run(self.connection, snapshot_name, plan, watermark)
-        for kind, known in self.outcome.fingerprints.items():
-            if kind == batch.kind.value:
-                known["version"] = plan.version + 1
+        if batch.kind is not BatchKind.LOOKBACK or batch.high == watermark.value:
+            # Of a lookback in pieces only the last one makes the whole of it known.
+            for kind, known in self.outcome.fingerprints.items():
+                if kind == batch.kind.value:
+                    known["version"] = plan.version + 1
         self.outcome.loads.append(result)
         self.step(result)
         return True
@@ -180,9 +186,8 @@ class SyncWork:
             found, plan = plan, None
             if found is None or self.destination.exists(found.update_id):
                 return None
-            if (found.version, found.generation) != (watermark.version, watermark.generation):
-                return None
-            return found.batch
+            # Another version, generation or declaration: what was planned then is not to be done.
+            return found.batch if self._plan(found.batch, watermark) == found else None
 
         return batch
 

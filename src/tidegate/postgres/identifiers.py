@@ -22,5 +22,7 @@ def column_list(names: Iterable[str], prefix: str | None = None) -> sql.Composed
 
 
 def statement(file: str, name: str, **parts: sql.Composable) -> sql.Composed:
-    """A named statement with its identifiers filled in."""
-    return sql.SQL(statements(file)[name]).format(**parts)
+    """A named statement with its identifiers filled in; to be run with parameters, if only {}."""
+    # Next to parameters a percent sign is written twice, and a name may hold one.
+    literal = {key: sql.SQL(part.as_string(None).replace("%", "%%")) for key, part in parts.items()}
+    return sql.SQL(statements(file)[name]).format(**literal)

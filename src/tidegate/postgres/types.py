@@ -56,7 +56,8 @@ def spark_type(postgres_type: str) -> str:
     match = _NUMERIC.match(postgres_type)
     if match:
         precision, scale = int(match.group(1)), int(match.group(2))
-        return f"decimal({precision},{scale})" if precision <= MAX_DECIMAL_DIGITS else "string"
+        fits = scale <= precision <= MAX_DECIMAL_DIGITS
+        return f"decimal({precision},{scale})" if fits else "string"
     return _DIRECT.get(_PRECISION.sub("", postgres_type), "string")
 
 

@@ -59,6 +59,20 @@ class RunReport:
     outcome: SyncOutcome
 
     @property
+    def rows(self) -> int:
+        """How many rows were loaded."""
+        return self.outcome.rows
+
+    @property
+    def loads(self) -> list[LoadResult]:
+        return self.outcome.loads
+
+    @property
+    def watermark(self) -> str | None:
+        """How far the sync has got."""
+        return self.outcome.watermark.value if self.outcome.watermark else None
+
+    @property
     def found_nothing(self) -> bool:
         return self.status == "done" and not self.outcome.loads
 
@@ -121,9 +135,7 @@ class Runner:
             actor=self._actor,
             resource=resource,
         )
-        # Listing the live attempts first: one that starts in between is not on the list, but
-        # its tables are made after its claim, which the lock on this resource forbids here.
-        destination.sweep(self._jobs.live_attempts(control))
+        destination.sweep(lambda: self._jobs.live_attempts(control))
         worker = Worker.of_this_process()
         # A session of its own: the worker's advisory lock lives exactly as long.
         worker_session = self._context.plane.connect()

@@ -188,10 +188,12 @@ def _integer_horizon(
 def _look(connection: Connection, wait: Callable[[float], None]) -> _View:
     row = connection.execute(
         "SELECT clock_timestamp(), pg_is_in_recovery(),"
-        " pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')"
+        " pg_has_role(current_user, 'pg_read_all_stats', 'USAGE'),"
+        " EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()"
+        " AND state = 'disabled')"
     ).fetchone()
     assert row is not None
-    clock, standby, sees_all = row
+    clock, standby, sees_all, hidden = row
     if standby:
         return _View(clock, None, None, "the source is a standby and shows no open transactions")
     if not sees_all:
@@ -202,6 +204,8 @@ def _look(connection: Connection, wait: Callable[[float], None]) -> _View:
             f"role {connection.info.user} may not see others' transactions "
             f"(GRANT pg_read_all_stats TO {connection.info.user} would make it exact)",
         )
+    if hidden:
+        return _View(clock, None, None, "sessions of the source do not show (track_activities)")
     wait(_SHOW_DELAY_SECONDS)
     oldest = connection.execute(_SESSIONS).fetchone()
     if oldest is None:

@@ -65,13 +65,14 @@ class PostgresSource:
 
     def full_batch(self, connection: Connection, horizon: Horizon) -> Batch:
         """Everything up to the horizon, as one batch."""
-        if horizon.high is None:
+        if horizon.high is None and self._count(connection, self._between(None, None))[0]:
             raise SourceError(
                 f"{self.table.relation} is held back by {horizon.held_by or 'its settle time'}",
                 "run again when that has ended",
             )
-        count, high = self._count(connection, self._between(None, horizon.high))
-        return Batch(BatchKind.FULL, None, high, rows=count)
+        whole = Batch(BatchKind.FULL, None, horizon.high)
+        count, high = self._count(connection, self.condition(whole))
+        return Batch(BatchKind.FULL, None, high or horizon.high, rows=count)
 
     def lookback_batch(
         self, connection: Connection, watermark: str, from_value: str | None
@@ -215,6 +216,7 @@ class PostgresSource:
         where: list[sql.Composable] = [
             sql.SQL("{} = {}").format(self.cursor_identifier, self.value(value))
         ]
+        self._refuse_null_keys(connection, where[0])
         if after is not None:
             where.append(self._compare_key(">", after))
         key = column_list(self.key)
@@ -240,6 +242,23 @@ class PostgresSource:
             return Batch(BatchKind.TIE, low, value, after, None, closes_tie=True, rows=count)
         end = tuple(str(part) for part in rows[0][1:])
         return Batch(BatchKind.TIE, low, value, after, end, rows=int(rows[0][0]))
+
+    def _refuse_null_keys(self, connection: Connection, where: sql.Composable) -> None:
+        """A comparison by key passes over rows without one, so they must not be there."""
+        columns = [self.table.column(name) for name in self.key]
+        nullable = [column.name for column in columns if column and not column.not_null]
+        if not nullable:
+            return
+        missing = sql.SQL(" OR ").join(
+            sql.SQL("{} IS NULL").format(sql.Identifier(name)) for name in nullable
+        )
+        count, _ = self._count(connection, sql.SQL("{} AND ({})").format(where, missing))
+        if count:
+            raise SourceError(
+                f"{count} rows of {self.table.relation} have no value in their key "
+                f"({', '.join(self.key)})",
+                "choose a key that every row has",
+            )
 
     def _lookback_low(self, connection: Connection, watermark: str) -> str:
         minus = (

@@ -1,0 +1,140 @@
+"""What the integration tests share: one warm Spark per process, and projects on real databases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from conftest import MakeDatabase
+from tidegate.project import Project
+from tidegate.settings import SparkSettings
+from tidegate.spark.session import SparkSessions
+
+Rows = list[tuple[Any, ...]]
+
+
+@pytest.fixture(scope="session")
+def warm_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSessions]:
+    """The Spark of this test process; it starts with the first test that moves rows."""
+    sessions = SparkSessions(SparkSettings(master="local[2]"), tmp_path_factory.mktemp("spark"))
+    yield sessions
+    sessions.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """A real database, with a short way to run SQL in it."""
+
+    conninfo: str
+
+    def connect(self, **options: Any) -> psycopg.Connection[Any]:
+        return psycopg.connect(self.conninfo, autocommit=True, **options)
+
+    def execute(self, *statements: str | sql.Composable) -> Rows:
+        """Run statements one after the other; the rows of the last one are returned."""
+        with self.connect() as connection:
+            connection.execute("SET TimeZone = 'UTC'")
+            for text in statements:
+                cursor = connection.execute(text)  # type: ignore[arg-type]
+            return cursor.fetchall() if cursor.description else []
+
+    def value(self, statement: str | sql.Composable) -> Any:
+        return self.execute(statement)[0][0]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The databases of one project; the same one three times where it has only one."""
+
+    source: Database
+    target: Database
+    control: Database
+    folder: Path
+
+    def open(self, spark: SparkSessions | None = None) -> Project:
+        project = Project.open(self.folder)
+        if spark is not None:
+            project.context.spark = spark
+        return project
+
+
+class MakePlace:
+    """Makes a project's folder and databases."""
+
+    def __init__(self, make_database: MakeDatabase, folder: Path) -> None:
+        self._make_database = make_database
+        self._folder = folder
+        self._count = 0
+
+    def __call__(
+        self,
+        *syncs: Mapping[str, Any],
+        databases: int = 1,
+        name: str = "shop",
+        beside: Place | None = None,
+        pipelines: str | None = None,
+        **sections: Mapping[str, Any],
+    ) -> Place:
+        """A project with these syncs, on its own databases or on those of another project."""
+        self._count += 1
+        folder = self._folder / f"{name}_{self._count}"
+        folder.mkdir(parents=True)
+        if beside is None:
+            made = [Database(self._make_database(f"{name}_{one}")) for one in range(databases)]
+            source, target, control = (made * 3)[0], made[1 % databases], made[2 % databases]
+        else:
+            source, target, control = beside.source, beside.target, beside.control
+        place = Place(source, target, control, folder)
+        document: dict[str, Any] = {
+            "project": {"name": name, "control": control.conninfo},
+            "connections": {"shop": source.conninfo, "warehouse": target.conninfo},
+            "worker": {"lock_timeout": "2s"},
+            **sections,
+        }
+        text = "".join(_section(key, values) for key, values in document.items())
+        for sync in syncs:
+            values = dict(sync)
+            text += _section(f"sync.{values.pop('name', 'orders')}", values)
+        (folder / "tidegate.toml").write_text(text, encoding="utf-8")
+        if pipelines is not None:
+            (folder / "pipelines.py").write_text(pipelines, encoding="utf-8")
+        return place
+
+
+def _section(name: str, values: Mapping[str, Any]) -> str:
+    # A JSON string, number, boolean or list of strings is TOML as well.
+    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
+    return "\n".join([f"[{name}]", *lines, "", ""])
+
+
+@pytest.fixture
+def make_place(make_database: MakeDatabase, tmp_path: Path) -> MakePlace:
+    """A maker of project folders with fresh databases, not opened yet."""
+    return MakePlace(make_database, tmp_path)
+
+
+MakeProject = Callable[..., tuple[Project, Place]]
+
+
+@pytest.fixture
+def make_project(make_place: MakePlace, warm_spark: SparkSessions) -> MakeProject:
+    """A maker of opened projects that share the warm Spark."""
+
+    def make(*syncs: Mapping[str, Any], **options: Any) -> tuple[Project, Place]:
+        place = make_place(*syncs, **options)
+        return place.open(warm_spark), place
+
+    return make
+
+
+@pytest.fixture
+def database(make_database: MakeDatabase) -> Database:
+    """One empty database."""
+    return Database(make_database("db"))

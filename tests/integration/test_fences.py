@@ -1,0 +1,239 @@
+"""Fences: a newer attempt shuts out the older, whatever the older is doing."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from integration.conftest import Database, MakePlace
+from tidegate.control.jobs import Jobs
+from tidegate.control.workers import Worker, Workers
+from tidegate.errors import BusyError, ControlMismatch, FenceLost
+from tidegate.ledger.fences import Fence, Fences, FenceTooLow, publisher_name
+from tidegate.ledger.ledger import Ledger
+from tidegate.model.job import JobRequest
+from tidegate.model.relation import Endpoint
+from tidegate.postgres.connect import connect
+from tidegate.runtime.attempt import raise_fence
+
+CONTROL = uuid4()
+
+
+def fence(token: int, attempt: str | None = None) -> Fence:
+    return Fence("raw.orders", CONTROL, token, attempt or f"attempt{token}")
+
+
+@pytest.fixture
+def fences(database: Database) -> Fences:
+    ledger = Ledger(connect=partial(connect, database.conninfo, name="the destination"))
+    ledger.ensure()
+    return Fences(ledger)
+
+
+def test_the_first_attempt_takes_a_table_nobody_had(database: Database, fences: Fences) -> None:
+    with database.connect() as session:
+        assert fences.current(session, "raw.orders") is None
+        fences.raise_(fence(5))
+        assert fences.current(session, "raw.orders") == fence(5)
+
+
+def test_only_the_newest_attempt_may_publish(database: Database, fences: Fences) -> None:
+    fences.raise_(fence(5))
+    fences.raise_(fence(6))
+    with database.connect() as session:
+        with session.transaction():
+            fences.lock(session, fence(6))
+        with session.transaction(), pytest.raises(FenceLost, match="a newer attempt has taken"):
+            fences.lock(session, fence(5))
+
+
+def test_a_fence_that_was_never_raised_does_not_let_publish(
+    database: Database, fences: Fences
+) -> None:
+    with database.connect() as session, session.transaction(), pytest.raises(FenceLost):
+        fences.lock(session, fence(5))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Fence("raw.orders", CONTROL, 5, "another attempt"),
+        Fence("raw.orders", uuid4(), 5, "attempt5"),
+        Fence("raw.orders", CONTROL, 4, "attempt5"),
+        Fence("raw.orders", CONTROL, 6, "attempt5"),
+    ],
+)
+def test_publishing_needs_equality_in_every_part(
+    database: Database, fences: Fences, other: Fence
+) -> None:
+    fences.raise_(fence(5))
+    with database.connect() as session, session.transaction(), pytest.raises(FenceLost):
+        fences.lock(session, other)
+
+
+def test_a_lower_token_is_refused_and_told_the_one_it_met(
+    database: Database, fences: Fences
+) -> None:
+    fences.raise_(fence(6))
+    with pytest.raises(FenceTooLow) as raised:
+        fences.raise_(fence(5))
+    assert raised.value.token == 6
+    with pytest.raises(FenceTooLow):
+        fences.raise_(fence(6, "a twin with the same token"))
+    with database.connect() as session:
+        assert fences.current(session, "raw.orders") == fence(6)
+
+
+def test_raising_the_same_fence_again_changes_nothing(database: Database, fences: Fences) -> None:
+    fences.raise_(fence(6))
+    fences.raise_(fence(6))
+    with database.connect() as session:
+        assert fences.current(session, "raw.orders") == fence(6)
+
+
+def test_another_control_plane_is_refused_until_the_table_is_handed_over(
+    database: Database, fences: Fences
+) -> None:
+    fences.raise_(fence(6))
+    stranger = Fence("raw.orders", uuid4(), 99, "theirs")
+    with pytest.raises(ControlMismatch) as raised:
+        fences.raise_(stranger)
+    assert str(CONTROL) in str(raised.value)
+    assert "--take-over" in str(raised.value)
+    with database.connect() as session:
+        assert fences.current(session, "raw.orders") == fence(6)
+        assert fences.seize(session, "raw.orders", stranger.control_id)
+        fences.raise_(stranger)
+        assert fences.current(session, "raw.orders") == stranger
+    with pytest.raises(ControlMismatch):
+        fences.raise_(fence(100))
+
+
+def test_tables_have_fences_of_their_own(database: Database, fences: Fences) -> None:
+    fences.raise_(fence(6))
+    fences.raise_(Fence("raw.other", CONTROL, 1, "a"))
+    with database.connect() as session:
+        assert fences.current(session, "raw.orders") == fence(6)
+
+
+def test_of_many_raisers_at_once_the_highest_token_stays(
+    database: Database, fences: Fences
+) -> None:
+    def attempt(token: int) -> int:
+        try:
+            fences.raise_(fence(token))
+        except FenceTooLow as error:
+            return error.token - token
+        return 1
+
+    with ThreadPoolExecutor(6) as pool:
+        ahead = list(pool.map(attempt, [3, 9, 1, 7, 12, 5, 2, 11, 4, 10, 8, 6]))
+    assert min(ahead) > 0
+    with database.connect() as session:
+        assert fences.current(session, "raw.orders") == fence(12)
+
+
+def test_a_publisher_that_hangs_is_ended_by_its_successor(
+    database: Database, fences: Fences
+) -> None:
+    fences.raise_(fence(5))
+    application = publisher_name("attempt5")
+    with database.connect(application_name=application) as stopped:
+        # As after SIGSTOP: the session holds the row and says nothing more.
+        stopped.execute("BEGIN")
+        fences.lock(stopped, fence(5))
+        started = time.monotonic()
+        fences.raise_(fence(6), lock_timeout_seconds=0.2)
+        assert time.monotonic() - started < 5
+        with pytest.raises(psycopg.OperationalError):
+            stopped.execute("COMMIT")
+    with database.connect() as session:
+        assert fences.current(session, "raw.orders") == fence(6)
+
+
+def test_an_older_attempt_cannot_end_a_newer_publisher(database: Database, fences: Fences) -> None:
+    fences.raise_(fence(6))
+    with database.connect(application_name=publisher_name("attempt6")) as publisher:
+        publisher.execute("BEGIN")
+        fences.lock(publisher, fence(6))
+        with pytest.raises(BusyError, match="held by a session that does not end"):
+            fences.raise_(fence(5), lock_timeout_seconds=0.05)
+        publisher.execute("COMMIT")
+
+
+def test_only_the_replaced_publisher_is_ended_nobody_else(
+    database: Database, fences: Fences
+) -> None:
+    fences.raise_(fence(5))
+    with database.connect(application_name="a person in psql") as person:
+        person.execute("BEGIN")
+        fences.lock(person, fence(5))
+        with pytest.raises(BusyError, match="see pg_stat_activity"):
+            fences.raise_(fence(6), lock_timeout_seconds=0.05)
+        assert person.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_a_publisher_that_commits_in_time_is_not_disturbed(
+    database: Database, fences: Fences
+) -> None:
+    fences.raise_(fence(5))
+    with database.connect(application_name=publisher_name("attempt5")) as publisher:
+        publisher.execute("BEGIN")
+        fences.lock(publisher, fence(5))
+        with ThreadPoolExecutor(1) as pool:
+            successor = pool.submit(fences.raise_, fence(6), lock_timeout_seconds=20)
+            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            while not database.value(f"{waiting} AND datname = current_database()"):
+                assert not successor.done()
+            publisher.execute("COMMIT")
+            successor.result()
+        assert publisher.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_a_restored_control_plane_lifts_its_tokens_above_the_destination(
+    make_place: MakePlace,
+) -> None:
+    place = make_place(databases=2)
+    context = place.open().context
+    destination = context.destination(Endpoint.parse("warehouse:raw.orders"))
+    control_id = context.control_id()
+    # The destination remembers a token that the control database, restored, does not.
+    destination.raise_fence(Fence("raw.orders", control_id, 5000, "before the restore"))
+    jobs, worker = Jobs(context.plane), Worker.of_this_process()
+    with context.plane.connect() as control, context.plane.connect() as session:
+        Workers(context.plane).register(session, worker, "0")
+        request = JobRequest("shop", "sync", "orders", "postgres:x/raw.orders")
+        job_id = jobs.submit(control, request, "test")
+        claim = jobs.claim(control, worker.worker_id, lease_seconds=60, job_id=job_id)
+        assert claim is not None
+        assert claim.fence < 5000
+        raised = raise_fence(destination, jobs, control, claim, control_id)
+        assert raised.token > 5000
+        assert jobs.next_token(control) > raised.token
+    with destination.open() as session:
+        assert destination.fences.current(session, "raw.orders") == raised
+
+
+def test_a_stale_attempt_does_not_reseed(make_place: MakePlace) -> None:
+    context = make_place(databases=2).open().context
+    destination = context.destination(Endpoint.parse("warehouse:raw.orders"))
+    control_id = context.control_id()
+    destination.raise_fence(Fence("raw.orders", control_id, 5000, "newer"))
+    jobs, worker = Jobs(context.plane), Worker.of_this_process()
+    with context.plane.connect() as control, context.plane.connect() as session:
+        Workers(context.plane).register(session, worker, "0")
+        job_id = jobs.submit(control, JobRequest("shop", "sync", "o", "r"), "test")
+        claim = jobs.claim(control, worker.worker_id, lease_seconds=60, job_id=job_id)
+        assert claim is not None
+        control.execute("UPDATE tidegate_control.job_queue SET attempt_id = 'another'")
+        with pytest.raises(FenceTooLow):
+            raise_fence(destination, jobs, control, claim, control_id)
+    with destination.open() as session:
+        current = destination.fences.current(session, "raw.orders")
+        assert current is not None
+        assert current.attempt_id == "newer"

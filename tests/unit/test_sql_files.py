@@ -1,0 +1,76 @@
+"""The SQL files: every statement named, described, complete and really used."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from string import Formatter
+
+import pytest
+from psycopg import sql
+
+import tidegate
+from tidegate.postgres.identifiers import statement
+from tidegate.sql import migrations, script, statements
+
+ROOT = Path(tidegate.__file__).parent
+FOLDER = ROOT / "sql"
+SCRIPTS = ("ledger/schema", "control/migrations/")
+ALL = sorted(file.relative_to(FOLDER).with_suffix("").as_posix() for file in FOLDER.rglob("*.sql"))
+FILES = [name for name in ALL if not name.startswith(SCRIPTS)]
+NAMED = [(file, name) for file in FILES for name in statements(file)]
+
+# The depth of the queue is asked for by what scales the workers.
+FOR_OTHERS = {("control/job_queue", "depth")}
+
+
+def test_every_file_holds_statements() -> None:
+    assert FILES
+    assert all(statements(file) for file in FILES)
+
+
+@pytest.mark.parametrize(("file", "name"), NAMED, ids=[f"{f}:{n}" for f, n in NAMED])
+def test_every_statement_says_in_a_line_what_it_is_for(file: str, name: str) -> None:
+    first, second = statements(file)[name].splitlines()[:2]
+    assert re.match(r"-- [A-Z].*[^ ]$", first)
+    assert not second.startswith("-- name")
+
+
+@pytest.mark.parametrize(("file", "name"), NAMED, ids=[f"{f}:{n}" for f, n in NAMED])
+def test_every_place_for_a_name_is_filled(file: str, name: str) -> None:
+    places = {field for _, field, _, _ in Formatter().parse(statements(file)[name]) if field}
+    assert places <= {"schema", "markers", "type"}
+    parts = {place: sql.Identifier(f"the {place}") for place in places}
+    text = statement(file, name, **parts).as_string(None)
+    assert "{" not in text
+    assert all(f'"the {place}"' in text for place in places)
+
+
+@pytest.mark.parametrize(("file", "name"), NAMED, ids=[f"{f}:{n}" for f, n in NAMED])
+def test_every_statement_is_used_by_its_own_name(file: str, name: str) -> None:
+    if (file, name) in FOR_OTHERS:
+        return
+    assert any(f'"{name}"' in text.read_text(encoding="utf-8") for text in ROOT.rglob("*.py"))
+
+
+def test_a_percent_sign_in_a_name_is_not_taken_for_a_parameter() -> None:
+    text = statement("ledger/fences", "get_fence", schema=sql.Identifier("100%s"))
+    assert '"100%%s".fences' in text.as_string(None)
+
+
+def test_scripts_are_complete_once_the_schema_is_filled_in() -> None:
+    for file in ("ledger/schema", *(name for _, name in migrations("control/migrations"))):
+        text = sql.SQL(script(file)).format(schema=sql.Identifier("x")).as_string(None)
+        assert "{" not in text
+
+
+def test_migrations_are_numbered_from_one_without_gaps() -> None:
+    versions = [version for version, _ in migrations("control/migrations")]
+    assert versions == list(range(1, len(versions) + 1))
+
+
+def test_an_unknown_file_or_statement_is_an_error() -> None:
+    with pytest.raises(FileNotFoundError):
+        statements("ledger/nothing")
+    with pytest.raises(KeyError):
+        statement("ledger/fences", "nothing")
