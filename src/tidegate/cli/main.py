@@ -11,6 +11,8 @@ import typer
 from tidegate.cli import demo as demo_module
 from tidegate.cli import plan as plan_module
 from tidegate.cli import run as run_module
+from tidegate.cli import status as status_module
+from tidegate.cli import verify as verify_module
 from tidegate.cli.output import print_error
 from tidegate.errors import TidegateError
 from tidegate.version import __version__
@@ -24,6 +26,8 @@ app = typer.Typer(
 )
 app.command("plan")(plan_module.plan)
 app.command("run")(run_module.run)
+app.command("status")(status_module.status)
+app.command("verify")(verify_module.verify)
 app.command("demo")(demo_module.demo)
 
 

@@ -1,0 +1,107 @@
+"""`tidegate status`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, open_project
+from tidegate.cli.output import print_json, print_line, print_table
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from tidegate.insight.status import Lag, SyncStatus
+
+
+def status(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Syncs to show; all of them when none is named.")
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Exit with 1 when something failed or cannot be reached."),
+    ] = False,
+    project: ProjectFolder = HERE,
+    profile: Profile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how every sync stands: last run, watermark, lag, and what holds it back.
+
+    Example: tidegate status --check
+    """
+    from tidegate.insight.status import read_status
+
+    opened = open_project(project, profile)
+    chosen = [opened.sync(name) for name in dict.fromkeys(names or opened.syncs)]
+    found = read_status(opened.context, chosen)
+    if as_json:
+        print_json(found)
+    else:
+        print_table(
+            ("sync", "last run", "when", "rows", "watermark", "behind"),
+            [
+                (
+                    one.sync,
+                    one.state.value,
+                    _when(one.last_run_at),
+                    "" if one.rows is None else f"{one.rows:,}",
+                    one.watermark or "at the start",
+                    _behind(one.lag),
+                )
+                for one in found.syncs
+            ],
+        )
+        for one in found.syncs:
+            for line in _notes(one):
+                print_line(f"{one.sync}: {line}")
+        if found.control_unreachable:
+            print_line(f"control database: {found.control_unreachable}")
+        if found.vacuum_held_by:
+            holder = found.vacuum_held_by
+            print_line(
+                f"control database: {holder.what} has held back vacuum since "
+                f"{_when(holder.since)}; end it, or the job queue grows slow"
+            )
+    if check and not found.is_well:
+        raise typer.Exit(1)
+
+
+def _notes(status: SyncStatus) -> list[str]:
+    notes: list[str] = []
+    held = status.held_back
+    if held is not None:
+        since = f", open since {_when(held.since)}" if held.since else ""
+        seen = f" (seen {_when(held.seen_at)})" if held.seen_at else ""
+        notes.append(f"held back at {held.at or 'its watermark'} by {held.by}{since}{seen}")
+    if status.lock is not None and status.lock.holder is not None:
+        note = f": {status.lock.note}" if status.lock.note else ""
+        notes.append(f"{status.target} is held by {status.lock.holder}{note}")
+    if status.error:
+        notes.append("last error: " + status.error.replace("\n", ";"))
+    if status.problem:
+        notes.append(f"problem: {status.problem}")
+    return notes + [f"unreachable: {text}" for text in status.unreachable]
+
+
+def _behind(lag: Lag | None) -> str:
+    if lag is None:
+        return "unknown"
+    parts: list[str] = []
+    if lag.rows is not None:
+        parts.append(f"{'more than ' if lag.rows_are_capped else ''}{lag.rows:,} rows")
+    if lag.seconds is not None and lag.rows != 0:
+        parts.append(_span(lag.seconds))
+    return ", ".join(parts) or "unknown (no index on the cursor)"
+
+
+def _span(seconds: float) -> str:
+    for limit, unit, name in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds / 86400:.0f} days"
+
+
+def _when(moment: datetime | None) -> str:
+    return "" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,295 @@
+"""How the syncs of a project stand: last run, watermark, lag, what holds them back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from tidegate.control.jobs import Jobs, RecentJob
+from tidegate.errors import ConnectionFailed, TidegateError
+from tidegate.insight.vacuum import VacuumHolder, find_vacuum_holder
+from tidegate.ledger.watermarks import Watermarks
+from tidegate.model.cursor import CursorType
+from tidegate.model.horizon import Horizon
+from tidegate.model.job import JobStatus
+from tidegate.model.plan import Lock
+from tidegate.model.sync import Sync
+from tidegate.model.watermark import Watermark
+from tidegate.pipeline.context import Context
+from tidegate.pipeline.declaration import resolve_source
+from tidegate.pipeline.loaded import pending_condition
+from tidegate.pipeline.lock import read_lock
+from tidegate.pipeline.plan import KIND, refuse_other_cursor
+from tidegate.pipeline.sessions import ReadMemory, Sessions
+from tidegate.postgres.connect import Connection, translate
+from tidegate.sources.horizon import read_horizon
+from tidegate.sources.postgres import PostgresSource
+
+# Counting stops here; "more than" is all that anybody wants to know beyond it.
+LAG_ROWS_LIMIT = 1_000_000
+
+
+class State(StrEnum):
+    """How the latest run of a sync ended, or where it is."""
+
+    NEVER_RAN = "never ran"
+    FOUND_NOTHING = "ran, found nothing"
+    DONE = "done"
+    FAILED = "failed"
+    RUNNING = "running"
+    PENDING = "pending"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """Why rows wait: where reading stops, and the session that keeps it there."""
+
+    at: str | None
+    by: str
+    since: datetime | None
+    seen_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far the target is behind; `rows` only where an index makes them cheap to count."""
+
+    rows: int | None
+    rows_are_capped: bool
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SyncStatus:
+    """One sync as it stands; `unreachable` names what could not be asked."""
+
+    sync: str
+    source: str
+    target: str
+    state: State
+    last_run_at: datetime | None
+    rows: int | None
+    error: str | None
+    watermark: str | None
+    generation: int
+    rows_synced: int
+    lag: Lag | None
+    held_back: HeldBack | None
+    lock: Lock | None
+    unreachable: tuple[str, ...]
+    problem: str | None
+
+    @property
+    def is_well(self) -> bool:
+        return self.state is not State.FAILED and not self.unreachable and self.problem is None
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectStatus:
+    """The syncs of a project, and what holds back vacuum in its control database."""
+
+    project: str
+    syncs: tuple[SyncStatus, ...]
+    vacuum_held_by: VacuumHolder | None
+    control_unreachable: str | None
+
+    @property
+    def is_well(self) -> bool:
+        return self.control_unreachable is None and all(sync.is_well for sync in self.syncs)
+
+
+def read_status(context: Context, syncs: Iterable[Sync]) -> ProjectStatus:
+    """Look at every given sync; what cannot be reached is said, not raised."""
+    with Sessions(context) as sessions:
+        jobs: dict[str, RecentJob] | None = None
+        holder, unreachable = None, None
+        try:
+            control = sessions.control()
+            project = context.settings.project.name
+            jobs = {} if control is None else Jobs(context.plane).recent(control, project, KIND)
+            holder = find_vacuum_holder(sessions.control_database())
+        except (TidegateError, psycopg.Error) as error:
+            unreachable = _words(error)
+        found = tuple(_Look(sessions, sync, jobs).status() for sync in syncs)
+    return ProjectStatus(context.settings.project.name, found, holder, unreachable)
+
+
+@dataclass(slots=True)
+class _Look:
+    sessions: Sessions
+    sync: Sync
+    jobs: dict[str, RecentJob] | None
+
+    def status(self) -> SyncStatus:
+        unreachable: list[str] = []
+        problem: str | None = None
+        watermark: Watermark | None = None
+        lock: Lock | None = None
+        lag: Lag | None = None
+        job = None if self.jobs is None else self.jobs.get(self.sync.name)
+        held = _held_at_last_run(job)
+        try:
+            watermark = self._watermark()
+            if self.jobs is not None:
+                lock = read_lock(self.sessions, self.sync)
+        except (TidegateError, psycopg.Error) as error:
+            unreachable, problem = _sort(error, unreachable, problem)
+        try:
+            lag, held = self._look_at_source(watermark)
+        except (TidegateError, psycopg.Error) as error:
+            unreachable, problem = _sort(error, unreachable, problem)
+        result: dict[str, Any] = (job.result or {}) if job else {}
+        return SyncStatus(
+            sync=self.sync.name,
+            source=str(self.sync.source),
+            target=str(self.sync.target),
+            state=self._state(job, watermark, lock),
+            last_run_at=(job.finished_at or job.submitted_at) if job else None,
+            rows=result.get("rows"),
+            error=job.error if job else None,
+            watermark=watermark.value if watermark else result.get("watermark"),
+            generation=watermark.generation if watermark else 0,
+            rows_synced=watermark.rows_synced if watermark else 0,
+            lag=lag,
+            held_back=held,
+            lock=lock,
+            unreachable=tuple(dict.fromkeys(unreachable)),
+            problem=problem,
+        )
+
+    def _watermark(self) -> Watermark:
+        ledger = self.sessions.context.ledger(self.sync.target.connection)
+        target = self.sessions.target(self.sync.target.connection)
+        return Watermarks(ledger).get(target, self.sync.pipeline, str(self.sync.target.relation))
+
+    def _state(
+        self, job: RecentJob | None, watermark: Watermark | None, lock: Lock | None
+    ) -> State:
+        if self.jobs is None:
+            return State.UNKNOWN
+        if job is None:
+            loaded = watermark is not None and watermark.version > 0
+            return State.UNKNOWN if loaded else State.NEVER_RAN
+        if job.status is JobStatus.DONE and (job.result or {}).get("found_nothing"):
+            return State.FOUND_NOTHING
+        if job.status is JobStatus.RUNNING and lock is not None and lock.free:
+            return State.INTERRUPTED
+        return State(job.status.value)
+
+    def _look_at_source(self, watermark: Watermark | None) -> tuple[Lag | None, HeldBack | None]:
+        connection = self.sessions.source(self.sync.source.connection)
+        source = resolve_source(connection, self.sync)
+        plane = self.sessions.context.plane
+        control = None if self.jobs is None else self.sessions.control()
+        memory = ReadMemory(plane, control, self.sync.pipeline)
+        horizon = read_horizon(connection, source.cursor, memory, may_wait=False)
+        lag = None
+        if watermark is not None:
+            refuse_other_cursor(watermark, source, self.sync.name)
+            lag = _lag(connection, source, watermark)
+        return lag, _held_now(connection, source, watermark, horizon)
+
+
+def _lag(connection: Connection, source: PostgresSource, watermark: Watermark) -> Lag:
+    rows: int | None = None
+    capped = False
+    if source.cursor.name in source.table.leading_index_columns:
+        row = connection.execute(
+            sql.SQL("SELECT count(*) FROM (SELECT FROM {} WHERE {} LIMIT {}) s").format(
+                source.relation,
+                pending_condition(source, watermark, nulls=True),
+                sql.Literal(LAG_ROWS_LIMIT + 1),
+            )
+        ).fetchone()
+        assert row is not None
+        capped = row[0] > LAG_ROWS_LIMIT
+        rows = min(row[0], LAG_ROWS_LIMIT)
+    return Lag(rows, capped, _seconds_behind(connection, source, watermark))
+
+
+def _seconds_behind(
+    connection: Connection, source: PostgresSource, watermark: Watermark
+) -> float | None:
+    """How far the watermark lies behind the source's clock."""
+    if watermark.value is None or source.cursor.type.is_integer:
+        return None
+    moment: sql.Composable = source.value(watermark.value)
+    if source.cursor.type is not CursorType.TIMESTAMPTZ:
+        zone = sql.SQL("(SELECT reset_val FROM pg_settings WHERE name = 'TimeZone')")
+        given = source.cursor.timezone
+        moment = sql.SQL("({}::timestamp AT TIME ZONE {})").format(
+            moment, sql.Literal(given) if given else zone
+        )
+    row = connection.execute(
+        sql.SQL("SELECT greatest(0, extract(epoch FROM clock_timestamp() - {}))::float8").format(
+            moment
+        )
+    ).fetchone()
+    return row[0] if row else None
+
+
+def _held_now(
+    connection: Connection, source: PostgresSource, watermark: Watermark | None, horizon: Horizon
+) -> HeldBack | None:
+    """An open transaction holds a sync back when rows lie above the point that it marks."""
+    if horizon.held_by is None:
+        return None
+    if source.cursor.name in source.table.leading_index_columns:
+        low = horizon.high
+        if low is None and watermark is not None:
+            low = watermark.value
+        position = Watermark("", "", low)
+        row = connection.execute(
+            sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE {})").format(
+                source.relation, pending_condition(source, position, nulls=True)
+            )
+        ).fetchone()
+        if not (row and row[0]):
+            return None
+    return HeldBack(horizon.high, horizon.held_by.what, horizon.held_by.since, horizon.measured_at)
+
+
+def _held_at_last_run(job: RecentJob | None) -> HeldBack | None:
+    """What the last run wrote down, for when the source cannot be asked."""
+    horizon = ((job.result or {}) if job else {}).get("horizon") or {}
+    held = horizon.get("held_by")
+    if not held:
+        return None
+    return HeldBack(
+        horizon.get("high"),
+        held["what"],
+        _moment(held.get("since")),
+        _moment(horizon.get("measured_at")),
+    )
+
+
+def _moment(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
+
+
+def _sort(
+    error: Exception, unreachable: list[str], problem: str | None
+) -> tuple[list[str], str | None]:
+    """A database that does not answer is one thing, a declaration that is wrong another."""
+    if isinstance(error, psycopg.Error):
+        error = translate(error, "reading its state")
+    if isinstance(error, ConnectionFailed):
+        return [*unreachable, error.message], problem
+    return unreachable, problem or _words(error)
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, psycopg.Error):
+        error = translate(error, "reading the control database")
+    if isinstance(error, TidegateError):
+        return f"{error.message} ({error.hint})" if error.hint else error.message
+    return str(error)

@@ -1,0 +1,46 @@
+"""What comparing a source with its target found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    """How a comparison ended."""
+
+    EQUAL = "equal"
+    UNEQUAL = "unequal"
+    NEVER_RAN = "never ran"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Rows by what is wrong with them, with a few keys each; counts are at least these unless
+    `complete`."""
+
+    missing: int
+    extra: int
+    different: int
+    complete: bool
+    missing_keys: tuple[str, ...] = ()
+    extra_keys: tuple[str, ...] = ()
+    different_keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """One sync compared; `not_yet_loaded` rows lie above the watermark and were left out."""
+
+    sync: str
+    source: str
+    target: str
+    verdict: Verdict
+    watermark: str | None = None
+    source_rows: int = 0
+    target_rows: int = 0
+    not_yet_loaded: int = 0
+    used_spark: bool = False
+    difference: Difference | None = None
+    hint: str | None = None
+    notes: tuple[str, ...] = ()

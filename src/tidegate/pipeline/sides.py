@@ -1,0 +1,108 @@
+"""The two sides of a verification: the target's rows, and the keys that are left out of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from tidegate.model.batch import Batch, BatchKind
+from tidegate.model.column import Table
+from tidegate.model.shape import Shape
+from tidegate.model.watermark import Watermark
+from tidegate.pipeline.compare import Hashing
+from tidegate.pipeline.loaded import pending_condition
+from tidegate.pipeline.stage import _pass
+from tidegate.postgres.connect import Connection
+from tidegate.postgres.identifiers import qualified
+from tidegate.sources.postgres import PostgresSource
+from tidegate.spark.copying import copy_rows
+
+LEFT_OUT = sql.Identifier("pg_temp", "tidegate_verify_left_out")
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Source rows that were not compared."""
+
+    not_yet_loaded: int
+    without_cursor: int
+
+    @property
+    def any(self) -> bool:
+        return self.not_yet_loaded + self.without_cursor > 0
+
+
+def target_rows(
+    table: Table,
+    shape: Shape,
+    hashing: Hashing,
+    texts: set[str],
+    *,
+    left_out: LeftOut,
+) -> sql.Composed:
+    """The target's side: its columns in the types of the load, so that both print alike."""
+
+    def expression(name: str) -> sql.Composable:
+        column, existing = shape.column(name), table.column(name)
+        assert column is not None
+        assert existing is not None
+        found: sql.Composable = sql.Identifier("t", name)
+        if existing.type != column.target_type:
+            found = sql.SQL("{}::{}").format(found, sql.SQL(column.target_type))
+        return sql.SQL("{}::text").format(found) if name in texts else found
+
+    key = [expression(name) for name in shape.key]
+    query = sql.SQL("SELECT {} FROM {} t").format(
+        hashing.row(key, [expression(name) for name in shape.names]), qualified(table.relation)
+    )
+    if not left_out.any:
+        return query
+    return sql.SQL("{} WHERE {}").format(query, not_left_out(key))
+
+
+def not_left_out(key: Sequence[sql.Composable]) -> sql.Composed:
+    """Whether a row's key is none of those that are not compared."""
+    return sql.SQL("NOT EXISTS (SELECT FROM {} l WHERE l.k = ROW({})::text)").format(
+        LEFT_OUT, sql.SQL(", ").join(key)
+    )
+
+
+def send_left_out(
+    connection: Connection,
+    target: Connection,
+    source: PostgresSource,
+    watermark: Watermark,
+    *,
+    nulls: bool,
+) -> LeftOut:
+    """Stream the keys of source rows that are not loaded into the target's session."""
+    target.execute(sql.SQL("CREATE TEMPORARY TABLE {} (k text) ON COMMIT DROP").format(LEFT_OUT))
+    select = dict(zip((column.name for column in source.columns), _pass(source), strict=True))
+    key = sql.SQL(", ").join(select[name] for name in source.key)
+
+    def send(where: sql.Composable) -> int:
+        statement = sql.SQL("SELECT ROW({})::text FROM {} WHERE {}").format(
+            key, source.relation, where
+        )
+        text = statement.as_string(connection)
+        return copy_rows(connection, text, target, LEFT_OUT, ("k",))
+
+    waiting = send(pending_condition(source, watermark, nulls=True))
+    without = 0
+    if source.null_policy is not None and not nulls:
+        without = send(source.condition(Batch(BatchKind.NULLS)))
+    return LeftOut(waiting, without)
+
+
+@contextmanager
+def target_snapshot(connection: Connection) -> Iterator[None]:
+    """One snapshot of the target, in which temporary tables can be made."""
+    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    try:
+        yield
+    finally:
+        if not connection.closed:
+            connection.execute("ROLLBACK")

@@ -1,0 +1,188 @@
+"""Verifying a sync with a transformation: its rows are staged again and compared in the target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from psycopg import errors as pg
+from psycopg import sql
+
+from tidegate.destinations import merge
+from tidegate.destinations.postgres import PostgresDestination
+from tidegate.destinations.target import check_target
+from tidegate.errors import BusyError, StagingLost
+from tidegate.ledger.watermarks import Watermarks
+from tidegate.model.batch import Batch, BatchKind
+from tidegate.model.identity import new_attempt_id
+from tidegate.model.load import StagedWrite
+from tidegate.model.shape import Shape
+from tidegate.model.staging import staging_table
+from tidegate.model.sync import Sync
+from tidegate.model.watermark import Watermark
+from tidegate.pipeline.compare import Comparison, Hashing, Side, compare
+from tidegate.pipeline.loaded import loaded_batches
+from tidegate.pipeline.sessions import Sessions
+from tidegate.pipeline.sides import (
+    LEFT_OUT,
+    LeftOut,
+    not_left_out,
+    send_left_out,
+    target_rows,
+    target_snapshot,
+)
+from tidegate.pipeline.stage import Staged, stage_batch
+from tidegate.postgres.catalog import describe_table
+from tidegate.postgres.connect import Connection
+from tidegate.sources.postgres import PostgresSource, snapshot
+
+_TRIES = 3
+
+
+def compare_transformed(
+    sessions: Sessions, sync: Sync, source: PostgresSource, nulls_loaded: Callable[[], bool]
+) -> tuple[Watermark, Comparison, LeftOut]:
+    """Compare what the transformation gives now for loaded rows with what is in the target."""
+    destination = sessions.context.destination(sync.target)
+    for _ in range(_TRIES):
+        work = _Staging(sessions, sync, source, destination, new_attempt_id())
+        try:
+            return work.compare(nulls_loaded)
+        except (_Moved, StagingLost, pg.UndefinedTable):
+            # A run published or swept meanwhile; what is compared must belong together.
+            continue
+        finally:
+            destination.discard(work.attempt_id)
+    raise BusyError(f"{sync.target} is being loaded all the while", "verify again when it is quiet")
+
+
+class _Moved(Exception):
+    """The watermark moved while rows were being staged."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Staging:
+    sessions: Sessions
+    sync: Sync
+    source: PostgresSource
+    destination: PostgresDestination
+    attempt_id: str
+
+    def compare(self, nulls_loaded: Callable[[], bool]) -> tuple[Watermark, Comparison, LeftOut]:
+        connection = self.sessions.source(self.sync.source.connection)
+        target = self.sessions.target(self.sync.target.connection)
+        watermark = self._watermark(target)
+        # An unfinished tie counts as not loaded: its rows are left out on both sides.
+        even = replace(watermark, position=None)
+        with snapshot(connection) as name:
+            nulls = nulls_loaded()
+            loaded = self._stage(connection, name, loaded_batches(even, nulls=nulls))
+            waiting = self._stage(connection, name, self._waiting(even, nulls))
+            shape = waiting[0].shape
+            # Only now: rows staged after a snapshot are not seen in it.
+            with target_snapshot(target):
+                if self._watermark(target) != watermark:
+                    raise _Moved
+                left_out = send_left_out(connection, target, self.source, even, nulls=nulls)
+                self._leave_out(target, shape, _writes(waiting))
+                hashing = Hashing.between(connection, target)
+                comparison = self._compare(target, shape, _writes(loaded), hashing, left_out)
+        return watermark, comparison, left_out
+
+    def _compare(
+        self,
+        target: Connection,
+        shape: Shape,
+        writes: Sequence[StagedWrite],
+        hashing: Hashing,
+        left_out: LeftOut,
+    ) -> Comparison:
+        table = describe_table(target, self.sync.target.relation)
+        assert table is not None
+        check_target(target, table, shape)
+        names = [sql.Identifier("e", name) for name in shape.names]
+        key = [sql.Identifier("e", name) for name in shape.key]
+        staged: sql.Composable = self._rows(target, shape, writes)
+        if self.sync.duplicates == "newest":
+            staged = merge.newest_rows(staged, shape)
+        ours = sql.SQL("SELECT {} FROM ({}) e").format(hashing.row(key, names), staged)
+        if left_out.any:
+            ours = sql.SQL("{} WHERE {}").format(ours, not_left_out(key))
+        theirs = target_rows(table, shape, hashing, set(), left_out=left_out)
+        return compare(Side(target, ours), Side(target, theirs), hashing)
+
+    def _leave_out(self, target: Connection, shape: Shape, writes: Sequence[StagedWrite]) -> None:
+        """Keys that the transformation makes of rows above the watermark, should it change them."""
+        if writes:
+            rows = self._rows(target, shape, writes)
+            key = sql.SQL(", ").join(sql.Identifier(name) for name in shape.key)
+            target.execute(
+                sql.SQL("INSERT INTO {} SELECT ROW({})::text FROM ({}) s").format(
+                    LEFT_OUT, key, rows
+                )
+            )
+
+    def _rows(
+        self, target: Connection, shape: Shape, writes: Sequence[StagedWrite]
+    ) -> sql.Composable:
+        """The staged rows, if they are all still there."""
+        if not writes:
+            nothing = [
+                sql.SQL("NULL::{} AS {}").format(
+                    sql.SQL(column.target_type), sql.Identifier(column.name)
+                )
+                for column in shape.columns
+            ]
+            return sql.SQL("SELECT {} WHERE false").format(sql.SQL(", ").join(nothing))
+        tables = [
+            sql.Identifier(
+                self.destination.ledger.schema,
+                staging_table(self.destination.control_id, self.attempt_id, write.write_id),
+            )
+            for write in writes
+        ]
+        for write, table in zip(writes, tables, strict=True):
+            row = target.execute(merge.count_statement(table)).fetchone()
+            if row is None or row[0] != write.rows:
+                raise StagingLost(f"rows staged for {self.sync.target} are gone")
+        return merge.staged_rows(tables, shape, cast=True)
+
+    def _stage(
+        self, connection: Connection, snapshot_name: str, batches: Sequence[Batch]
+    ) -> list[Staged]:
+        return [
+            stage_batch(
+                self.sessions.context,
+                self.sync,
+                self.source,
+                connection,
+                snapshot_name,
+                replace(batch, rows=self._count(connection, batch)),
+                attempt_id=self.attempt_id,
+                prepare=lambda _: None,
+            )
+            for batch in batches
+        ]
+
+    def _watermark(self, target: Connection) -> Watermark:
+        ledger = self.destination.ledger
+        return Watermarks(ledger).get(target, self.sync.pipeline, str(self.sync.target.relation))
+
+    def _waiting(self, watermark: Watermark, nulls: bool) -> list[Batch]:
+        batches = [Batch(BatchKind.RANGE, watermark.value)]
+        if self.source.null_policy is not None and not nulls:
+            batches.append(Batch(BatchKind.NULLS))
+        return batches
+
+    def _count(self, connection: Connection, batch: Batch) -> int:
+        row = connection.execute(
+            sql.SQL("SELECT count(*) FROM {} WHERE {}").format(
+                self.source.relation, self.source.condition(batch)
+            )
+        ).fetchone()
+        assert row is not None
+        return int(row[0])
+
+
+def _writes(staged: Sequence[Staged]) -> list[StagedWrite]:
+    return [write for one in staged for write in one.writes]
