@@ -8,11 +8,16 @@ from typing import Annotated
 
 import typer
 
+from tidegate.cli import db as db_module
 from tidegate.cli import demo as demo_module
+from tidegate.cli import init as init_module
+from tidegate.cli import marker as marker_module
 from tidegate.cli import plan as plan_module
+from tidegate.cli import remove as remove_module
 from tidegate.cli import run as run_module
 from tidegate.cli import status as status_module
 from tidegate.cli import verify as verify_module
+from tidegate.cli import watermark as watermark_module
 from tidegate.cli.output import print_error
 from tidegate.errors import TidegateError
 from tidegate.version import __version__
@@ -24,11 +29,16 @@ app = typer.Typer(
     help="Data pipelines that can be killed anywhere and run again, and still leave the "
     "destination exactly right.",
 )
+app.command("init")(init_module.init)
 app.command("plan")(plan_module.plan)
 app.command("run")(run_module.run)
 app.command("status")(status_module.status)
 app.command("verify")(verify_module.verify)
 app.command("demo")(demo_module.demo)
+app.command("remove")(remove_module.remove)
+app.add_typer(watermark_module.app, name="watermark")
+app.add_typer(marker_module.app, name="marker")
+app.add_typer(db_module.app, name="db")
 
 
 def _version(wanted: bool) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from psycopg import errors as pg
+
 from tidegate.errors import UsageError
 from tidegate.ledger.markers import MarkerRow, Markers
-from tidegate.model.relation import Endpoint
+from tidegate.model.relation import Endpoint, Relation
 from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
+from tidegate.postgres.identifiers import statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +42,55 @@ class Marker:
         return Markers(self.context.ledger(self.target.connection))
 
 
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What was forgotten; `pipelines` are the syncs whose load it was."""
+
+    tables: list[str]
+    pipelines: list[str]
+
+
 def list_markers(
-    context: Context, connection_name: str, target: Endpoint | None, limit: int
+    context: Context, connection_name: str, table: Relation | None = None, limit: int = 50
 ) -> list[MarkerRow]:
     """The newest markers in one destination database."""
     with context.databases.connect(connection_name) as connection:
-        relation = None if target is None else target.relation
-        return Markers(context.ledger(connection_name)).newest(connection, relation, limit)
+        return Markers(context.ledger(connection_name)).newest(connection, table, limit)
 
 
-def forget_marker(context: Context, target: Endpoint, update_id: str) -> list[str]:
+def forget_marker(context: Context, target: Endpoint, update_id: str) -> Forgotten:
     """Remove a marker, so that its load counts as not done."""
-    with context.databases.connect(target.connection) as connection:
-        forgotten = Markers(context.ledger(target.connection)).forget(
-            connection, update_id, target.relation
-        )
-    if not forgotten:
+    markers = Markers(context.ledger(target.connection))
+    with context.databases.connect(target.connection) as connection, connection.transaction():
+        pipelines = _pipelines_of(connection, context, target, update_id)
+        tables = markers.forget(connection, update_id, target.relation)
+        if not tables and markers.exists(connection, update_id, target.relation):
+            # It is there under a looser spelling, as Luigi's users write it: there the update_id
+            # alone is the key, so it can be no other table's.
+            tables = [table or "(any)" for table in markers.forget(connection, update_id)]
+            if len(tables) != 1:
+                raise UsageError(
+                    f"{update_id!r} marks several tables: {', '.join(tables)}",
+                    "name one of them, as: tidegate marker list shows it",
+                )
+    if not tables:
         raise UsageError(
             f"there is no marker {update_id!r} for {target}",
             f"see: tidegate marker list {target.connection}",
         )
-    return forgotten
+    return Forgotten(tables, pipelines)
+
+
+def _pipelines_of(
+    connection: Connection, context: Context, target: Endpoint, update_id: str
+) -> list[str]:
+    ledger = context.ledger(target.connection)
+    try:
+        with connection.transaction():
+            rows = connection.execute(
+                statement("ledger/pipelines", "pipelines_of_load", schema=ledger.schema_identifier),
+                {"update_id": update_id, "table": str(target.relation)},
+            ).fetchall()
+    except (pg.UndefinedTable, pg.InvalidSchemaName):
+        return []
+    return [row[0] for row in rows]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import getpass
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tidegate.errors import UsageError
+from psycopg import errors as pg
+
+from tidegate.errors import BusyError, TidegateError, UsageError
 from tidegate.ledger.watermarks import Move, Watermarks
 from tidegate.model.cursor import CursorType
 from tidegate.model.sync import Sync
@@ -33,11 +36,14 @@ class SyncWatermark:
         return self.get().value
 
     def moves(self, limit: int = 20) -> list[Move]:
-        """The latest moves, with who and why."""
+        """The latest moves, with who and why; none where no ledger exists yet."""
         with self.context.databases.connect(self.sync.target.connection) as connection:
-            return self._watermarks().moves(
-                connection, self.sync.pipeline, str(self.sync.target.relation), limit
-            )
+            try:
+                return self._watermarks().moves(
+                    connection, self.sync.pipeline, str(self.sync.target.relation), limit
+                )
+            except (pg.UndefinedTable, pg.InvalidSchemaName):
+                return []
 
     def set(self, value: str, *, reason: str) -> Watermark:
         """Move forward to `value` without loading what lies between."""
@@ -56,13 +62,23 @@ class SyncWatermark:
         watermarks = self._watermarks()
         table = str(self.sync.target.relation)
         with ledger.connect() as connection, connection.transaction():
-            watermarks.ensure(connection, self.sync.pipeline, table, cursor_type.value)
-            watermarks.lock(connection, self.sync.pipeline, table)
+            timeout = f"{int(self.context.settings.worker.lock_timeout_seconds * 1000)}ms"
+            connection.execute("SELECT set_config('lock_timeout', %s, true)", (timeout,))
+            try:
+                watermarks.ensure(connection, self.sync.pipeline, table, cursor_type.value)
+                watermarks.lock(connection, self.sync.pipeline, table)
+            except pg.LockNotAvailable:
+                raise BusyError(
+                    f"the watermark of {self.sync.name} is held by a load that is being published",
+                    "try again when it is done",
+                ) from None
             current = watermarks.get(connection, self.sync.pipeline, table)
             if value is not None:
+                _check_comparable(self.sync.name, current, cursor_type)
                 order, value = watermarks.compare(connection, value, current.value, cursor_type)
+                _check_finite(self.sync.name, value)
                 _check_direction(self.sync.name, value, current.value, order, forward=forward)
-            elif current.value is None:
+            elif current.value is None and current.position is None:
                 raise UsageError(
                     f"the watermark of {self.sync.name} is at the start already", "nothing to do"
                 )
@@ -82,6 +98,71 @@ class SyncWatermark:
 
     def _watermarks(self) -> Watermarks:
         return Watermarks(self.context.ledger(self.sync.target.connection))
+
+
+@dataclass(frozen=True, slots=True)
+class ListedWatermark:
+    """One line of the list; `problem` says why a watermark could not be read."""
+
+    sync: str
+    target: str
+    watermark: Watermark | None
+    declared: bool = True
+    problem: str | None = None
+
+
+def list_watermarks(context: Context, syncs: Mapping[str, Sync]) -> list[ListedWatermark]:
+    """The watermark of every declared sync, and those that undeclared ones left behind."""
+    found: list[ListedWatermark] = []
+    by_connection: dict[str, list[Sync]] = {}
+    for sync in syncs.values():
+        by_connection.setdefault(sync.target.connection, []).append(sync)
+    for name, its_syncs in by_connection.items():
+        try:
+            found += _list_connection(context, name, its_syncs)
+        except TidegateError as error:
+            found += [
+                ListedWatermark(sync.name, str(sync.target), None, problem=error.message)
+                for sync in its_syncs
+            ]
+    order = {name: position for position, name in enumerate(syncs)}
+    return sorted(found, key=lambda one: (order.get(one.sync, len(order)), one.sync, one.target))
+
+
+def _list_connection(context: Context, name: str, syncs: list[Sync]) -> list[ListedWatermark]:
+    project = context.settings.project.name
+    with context.databases.connect(name) as connection:
+        states = Watermarks(context.ledger(name)).of_project(connection, project)
+    recorded = {(state.pipeline, state.table): state for state in states}
+    found: list[ListedWatermark] = []
+    for sync in syncs:
+        key = (sync.pipeline, str(sync.target.relation))
+        watermark = recorded.pop(key, None) or Watermark(*key)
+        found.append(ListedWatermark(sync.name, str(sync.target), watermark))
+    for (pipeline, table), watermark in recorded.items():
+        left = pipeline.removeprefix(f"{project}.")
+        # A dot means another project, whose name begins like this one's.
+        if "." not in left:
+            found.append(ListedWatermark(left, f"{name}:{table}", watermark, declared=False))
+    return found
+
+
+def _check_comparable(name: str, current: Watermark, cursor_type: CursorType) -> None:
+    if current.value is None or current.cursor_type in (None, cursor_type.value):
+        return
+    raise UsageError(
+        f"the watermark of {name} ({current.value}) is a {current.cursor_type}, its cursor is now "
+        f"a {cursor_type.value}",
+        f"begin anew: tidegate watermark rewind {name} --to-start --reason …",
+    )
+
+
+def _check_finite(name: str, value: str) -> None:
+    if value.endswith("infinity"):
+        raise UsageError(
+            f"{value} is no place where {name} could go on from",
+            f"to load everything again: tidegate watermark rewind {name} --to-start --reason …",
+        )
 
 
 def _check_direction(

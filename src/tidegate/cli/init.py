@@ -1,0 +1,107 @@
+"""`tidegate init`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidegate.cli.options import HERE, AsJson
+from tidegate.cli.output import print_json, print_line, print_table
+from tidegate.cli.translation import translated
+
+if TYPE_CHECKING:
+    from tidegate.insight.scaffold import Scaffold
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where to make it; here by default.")] = HERE,
+    name: Annotated[
+        str | None, typer.Option(help="The project's name; by default the folder's.")
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="A Postgres database whose tables to sync; - reads the URL from standard input.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a project; with --source, one that syncs a database as it stands.
+
+    Example: tidegate init shop --source "$SHOP_URL"
+    """
+    from tidegate.insight.scaffold import plan_project, write_project
+
+    if source == "-":
+        source = sys.stdin.readline().strip()
+    with translated("looking at the source"):
+        scaffold = plan_project(folder, name, source)
+    files = write_project(scaffold)
+    if as_json:
+        print_json(_document(scaffold, files))
+        return
+    print_line(f"made project {scaffold.name} in {scaffold.folder}: {', '.join(files)}")
+    if scaffold.syncs:
+        print_table(
+            ("sync", "source", "target", "key", "cursor"),
+            (
+                (
+                    sync.name,
+                    sync.source,
+                    sync.target,
+                    ", ".join(sync.proposal.key),
+                    sync.proposal.cursor + (" (or NULL)" if sync.proposal.nullable else ""),
+                )
+                for sync in scaffold.syncs
+            ),
+        )
+    for left_out in scaffold.left_out:
+        print_line(f"not synced: {left_out.relation}: {left_out.reason}")
+    _print_next(scaffold)
+
+
+def _print_next(scaffold: Scaffold) -> None:
+    print_line("")
+    print_line("next:")
+    if scaffold.folder != Path.cwd():
+        print_line(f"  cd {_shell_word(scaffold.folder)}")
+    if not scaffold.syncs:
+        print_line("  declare a sync in tidegate.toml; the file shows how")
+    print_line("  tidegate plan")
+    print_line("  tidegate run --all")
+    print_line("  tidegate verify --all")
+
+
+def _shell_word(folder: Path) -> str:
+    import shlex
+
+    return shlex.quote(str(folder))
+
+
+def _document(scaffold: Scaffold, files: list[str]) -> dict[str, object]:
+    return {
+        "folder": str(scaffold.folder),
+        "name": scaffold.name,
+        "files": files,
+        "connection": scaffold.connection,
+        "variable": scaffold.variable,
+        "syncs": [
+            {
+                "name": sync.name,
+                "source": str(sync.source),
+                "target": str(sync.target),
+                "key": sync.proposal.key,
+                "cursor": sync.proposal.cursor,
+                "null_cursor": "include" if sync.proposal.nullable else None,
+                "notes": sync.proposal.notes,
+            }
+            for sync in scaffold.syncs
+        ],
+        "left_out": [
+            {"table": str(one.relation), "reason": one.reason} for one in scaffold.left_out
+        ],
+    }

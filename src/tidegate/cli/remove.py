@@ -1,0 +1,156 @@
+"""`tidegate remove`."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, open_project
+from tidegate.cli.output import print_json, print_line
+from tidegate.cli.translation import translated
+from tidegate.errors import ControlMismatch, UsageError
+
+if TYPE_CHECKING:
+    from tidegate.insight.removal import Holdings, Search
+    from tidegate.pipeline.context import Context
+
+
+def remove(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The sync, declared or not.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    drop_target: Annotated[
+        bool, typer.Option("--drop-target", help="Drop the target table as well.")
+    ] = False,
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over", help="Take the table over from another control plane that is stopped."
+        ),
+    ] = False,
+    project: ProjectFolder = HERE,
+    profile: Profile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove what is recorded of a sync; run again, it starts from the beginning.
+
+    Example: tidegate remove orders --drop-target
+    """
+    from tidegate.insight.removal import check_drop, find_holdings
+
+    opened = open_project(project, profile)
+    with translated(f"looking for {name}"):
+        search = find_holdings(opened.context, name, opened.syncs)
+    found = [one for one in search.found if one.recorded]
+    if not found:
+        _nothing(name, name in opened.syncs, search, list(opened.syncs), as_json=as_json)
+        return
+    if drop_target:
+        for one in found:
+            check_drop(one)
+    if not as_json:
+        for one in found:
+            _print_holdings(one, drop_target=drop_target)
+    if not yes:
+        _ask(name)
+    with translated(f"removing {name}"):
+        for one in found:
+            _remove(opened.context, one, drop_target=drop_target, take_over=take_over)
+    if as_json:
+        print_json(
+            {
+                "sync": name,
+                "removed": [_document(one, drop_target=drop_target) for one in found],
+                "not_searched": search.unreachable,
+            }
+        )
+        return
+    print_line(f"removed {name}")
+    for connection, problem in search.unreachable.items():
+        sys.stderr.write(f"note: {connection} could not be searched: {problem}\n")
+    if name in opened.syncs:
+        print_line("it is still declared: the next run loads it from the start")
+
+
+def _remove(context: Context, one: Holdings, *, drop_target: bool, take_over: bool) -> None:
+    from tidegate.control.jobs import Jobs
+    from tidegate.insight.removal import remove_holdings
+    from tidegate.runtime.hold import hold_table
+    from tidegate.runtime.runner import KIND
+
+    # A job of the sync's own kind: what the last run remembered must not outlive the removal.
+    request = {"kind": KIND, "name": one.name}
+    result: dict[str, Any] = {
+        "removed": True,
+        "loads": 0,
+        "rows": 0,
+        "changed": 0,
+        "found_nothing": False,
+        "watermark": None,
+        "horizon": None,
+        "fingerprints": {},
+    }
+    hold = hold_table(
+        context, one.target, request, result=result, command="tidegate remove", take_over=take_over
+    )
+    try:
+        with hold as held:
+            live = partial(Jobs(context.plane).live_attempts, held.control)
+            remove_holdings(context, one, held.fence, live, drop_target=drop_target)
+    except ControlMismatch as error:
+        raise ControlMismatch(
+            error.message, f"stop that one first, then: tidegate remove {one.name} --take-over"
+        ) from None
+
+
+def _nothing(name: str, declared: bool, search: Search, names: list[str], *, as_json: bool) -> None:
+    if not declared:
+        from tidegate.pipeline.declaration import nearest
+
+        looked = "; ".join(
+            f"{key} could not be searched ({why})" for key, why in search.unreachable.items()
+        )
+        raise UsageError(
+            f"there is no sync {name}, and no destination has anything recorded of it",
+            looked or nearest(name, names),
+        )
+    if as_json:
+        print_json({"sync": name, "removed": [], "not_searched": search.unreachable})
+    else:
+        print_line(f"nothing is recorded of {name}, so there is nothing to remove")
+
+
+def _print_holdings(one: Holdings, *, drop_target: bool) -> None:
+    print_line(f"of {one.name} in {one.target}:")
+    print_line(f"  the watermark and its log of {one.moves:,} moves")
+    print_line(f"  {one.markers:,} markers")
+    if one.shared_with:
+        print_line(f"  (the fence stays: {', '.join(one.shared_with)} loads this table as well)")
+    else:
+        print_line("  the fence")
+    print_line("  what the horizon remembers of its cursor, and staging that no run uses")
+    if drop_target and one.target_exists:
+        print_line(f"  THE TABLE {one.target.relation} WITH ALL OF ITS ROWS")
+    elif one.target_exists:
+        print_line(f"the table {one.target.relation} stays (--drop-target drops it)")
+
+
+def _ask(name: str) -> None:
+    if not sys.stdin.isatty():
+        raise UsageError(f"removing {name} needs a yes", "look at what is listed, then add --yes")
+    if not typer.confirm("remove this?", err=True):
+        print_line("nothing was removed")
+        raise typer.Exit(1)
+
+
+def _document(one: Holdings, *, drop_target: bool) -> dict[str, object]:
+    return {
+        "target": str(one.target),
+        "watermarks": one.watermarks,
+        "moves": one.moves,
+        "markers": one.markers,
+        "fences": 0 if one.shared_with else one.fences,
+        "dropped_target": drop_target and one.target_exists,
+    }

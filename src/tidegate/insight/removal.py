@@ -1,0 +1,199 @@
+"""Removing a sync: everything the ledger holds of it, in one destination transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from psycopg import errors as pg
+from psycopg import sql
+
+from tidegate.control.observations import Observations
+from tidegate.errors import BusyError, DestinationError, TidegateError, UsageError
+from tidegate.ledger.fences import Fence, Fences, publisher_name
+from tidegate.ledger.markers import Markers
+from tidegate.ledger.staging import Staging
+from tidegate.ledger.watermarks import Watermarks
+from tidegate.model.identity import DatabaseIdentity, pipeline_name
+from tidegate.model.relation import Endpoint, Relation
+from tidegate.model.sync import Sync
+from tidegate.pipeline.context import Context
+from tidegate.postgres.catalog import database_identity, describe_table
+from tidegate.postgres.connect import Connection, first_line
+from tidegate.postgres.identifiers import qualified, statement
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What one ledger holds of one sync; `shared_with` are other pipelines of the same table."""
+
+    name: str
+    pipeline: str
+    target: Endpoint
+    watermarks: int
+    moves: int
+    markers: int
+    fences: int
+    target_exists: bool
+    shared_with: tuple[str, ...]
+
+    @property
+    def recorded(self) -> bool:
+        return bool(self.watermarks or self.moves or self.markers)
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What was found, and where nobody could look."""
+
+    found: list[Holdings]
+    unreachable: dict[str, str]
+
+
+def find_holdings(context: Context, name: str, syncs: Mapping[str, Sync]) -> Search:
+    """What is recorded of a sync, declared or not, in every database that may hold it."""
+    pipeline = pipeline_name(context.settings.project.name, name)
+    declared = syncs.get(name)
+    if declared is not None:
+        connections = [declared.target.connection]
+    else:
+        connections = [name for name in context.settings.connections if _is_postgres(context, name)]
+    found: list[Holdings] = []
+    unreachable: dict[str, str] = {}
+    seen: set[DatabaseIdentity] = set()
+    for connection_name in connections:
+        try:
+            with context.databases.connect(connection_name) as connection:
+                identity = database_identity(connection)
+                if identity not in seen:
+                    found += _find_in(context, connection, connection_name, name, pipeline)
+                seen.add(identity)
+        except TidegateError as error:
+            if declared is not None:
+                raise
+            unreachable[connection_name] = error.message
+    return Search(found, unreachable)
+
+
+def check_drop(holdings: Holdings) -> None:
+    """Refuse to drop a table that somebody else loads as well."""
+    if holdings.shared_with:
+        raise UsageError(
+            f"{holdings.target} is also loaded by {', '.join(holdings.shared_with)}",
+            "leave out --drop-target, or remove those first",
+        )
+
+
+def remove_holdings(
+    context: Context,
+    holdings: Holdings,
+    fence: Fence,
+    live: Callable[[], set[str]],
+    *,
+    drop_target: bool,
+) -> None:
+    """Delete it all in one transaction, under a fence that keeps every other attempt out."""
+    if drop_target:
+        check_drop(holdings)
+    with context.plane.connect() as control:
+        # Before the rest: without them the next run is only more careful.
+        Observations(context.plane, control, holdings.pipeline).forget()
+    ledger = context.ledger(holdings.target.connection)
+    relation, table = holdings.target.relation, str(holdings.target.relation)
+    fences = Fences(ledger)
+    application = publisher_name(fence.attempt_id)
+    with (
+        context.databases.connect(holdings.target.connection, application) as connection,
+        connection.transaction(),
+    ):
+        _bound(connection, context)
+        try:
+            fences.lock(connection, fence)
+            Markers(ledger).forget_pipeline(connection, holdings.pipeline, relation)
+            Watermarks(ledger).forget(connection, holdings.pipeline, table)
+            if drop_target:
+                _drop(connection, relation)
+        except (pg.LockNotAvailable, pg.QueryCanceled) as error:
+            raise BusyError(
+                f"{holdings.target} is in use by another session ({first_line(error)})",
+                "see pg_stat_activity for who; nothing was removed, try again",
+            ) from None
+        Staging(ledger).sweep(connection, fence.control_id, live)
+        if not holdings.shared_with:
+            fences.forget(connection, table)
+
+
+def _find_in(
+    context: Context, connection: Connection, connection_name: str, name: str, pipeline: str
+) -> list[Holdings]:
+    ledger = context.ledger(connection_name)
+    schema = ledger.schema_identifier
+    try:
+        rows = connection.execute(
+            statement("ledger/pipelines", "find_tables", schema=schema), {"pipeline": pipeline}
+        ).fetchall()
+    except (pg.UndefinedTable, pg.InvalidSchemaName):
+        return []
+    markers = ledger.find_markers(connection)
+    found: list[Holdings] = []
+    for (table,) in rows:
+        parameters = {"pipeline": pipeline, "table": table}
+        counts = connection.execute(
+            statement("ledger/pipelines", "count_holdings", schema=schema), parameters
+        ).fetchone()
+        assert counts is not None
+        marked = (0,)
+        if markers is not None:
+            count = statement(
+                "ledger/pipelines", "count_markers", schema=schema, markers=qualified(markers)
+            )
+            marked = connection.execute(count, parameters).fetchone() or marked
+        relation = Relation.parse(table)
+        found.append(
+            Holdings(
+                name=name,
+                pipeline=pipeline,
+                target=Endpoint(connection_name, relation),
+                watermarks=counts[0],
+                moves=counts[1],
+                fences=counts[2],
+                markers=marked[0],
+                target_exists=describe_table(connection, relation) is not None,
+                shared_with=tuple(counts[3]),
+            )
+        )
+    return found
+
+
+def _is_postgres(context: Context, name: str) -> bool:
+    try:
+        return context.settings.connection(name).type == "postgres"
+    except TidegateError:
+        return True  # connecting will say what is wrong with it
+
+
+def _bound(connection: Connection, context: Context) -> None:
+    """Nothing here may wait for ever, and a stopped process must not block others."""
+    worker = context.settings.worker
+    for name, seconds in (
+        ("lock_timeout", worker.lock_timeout_seconds),
+        ("statement_timeout", worker.lease_seconds),
+        ("idle_in_transaction_session_timeout", 30.0),
+    ):
+        connection.execute(
+            "SELECT set_config(%s, %s, true)", (name, f"{max(1, int(seconds * 1000))}ms")
+        )
+
+
+def _drop(connection: Connection, relation: Relation) -> None:
+    try:
+        connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(qualified(relation)))
+    except pg.DependentObjectsStillExist as error:
+        raise DestinationError(
+            f"{relation} cannot be dropped: {error.diag.message_detail or first_line(error)}",
+            "drop those first, or leave out --drop-target; nothing was removed",
+        ) from None
+    except pg.WrongObjectType:
+        raise DestinationError(
+            f"{relation} is not a table", "leave out --drop-target; nothing was removed"
+        ) from None
