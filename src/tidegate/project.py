@@ -88,8 +88,9 @@ class Project:
         return SyncWatermark(self.context, self.sync(name))
 
     def close(self) -> None:
-        """Stop Spark if this project started it."""
+        """Stop Spark if this project started it, and close its sessions."""
         self.context.spark.stop()
+        self.context.databases.close()
 
     def __enter__(self) -> Project:
         return self

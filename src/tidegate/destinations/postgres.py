@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -69,13 +70,15 @@ class PostgresDestination:
     control_id: UUID
     lock_timeout_seconds: float = 10.0
     publish_timeout_seconds: float = 3600.0
+    lease: Callable[[], AbstractContextManager[Connection]] | None = None
+    """sessions for short work, where a new one each time would cost too much"""
 
     @property
     def fences(self) -> Fences:
         return Fences(self.ledger)
 
-    def open(self) -> Connection:
-        return self.connect("tidegate")
+    def open(self) -> AbstractContextManager[Connection]:
+        return self.lease() if self.lease is not None else self.connect("tidegate")
 
     def exists(self, update_id: str) -> bool:
         """Whether a load is in."""

@@ -38,15 +38,16 @@ class Fences:
     def raise_(self, fence: Fence, *, lock_timeout_seconds: float = 2.0) -> None:
         """Make `fence` the only one that may publish; what older attempts read is now stale."""
         with self.ledger.connect() as connection:
-            connection.execute(
-                "SELECT set_config('lock_timeout', %s, false)",
-                (f"{int(lock_timeout_seconds * 1000)}ms",),
-            )
             for _ in range(5):
                 try:
-                    row = connection.execute(
-                        self._statement("raise_fence"), _parameters(fence)
-                    ).fetchone()
+                    with connection.transaction():
+                        connection.execute(
+                            "SELECT set_config('lock_timeout', %s, true)",
+                            (f"{int(lock_timeout_seconds * 1000)}ms",),
+                        )
+                        row = connection.execute(
+                            self._statement("raise_fence"), _parameters(fence)
+                        ).fetchone()
                 except pg.LockNotAvailable:
                     self._end_publisher(connection, fence)
                     continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from psycopg import errors as pg
@@ -23,7 +24,7 @@ _ALREADY_THERE = (pg.DuplicateTable, pg.DuplicateSchema, pg.DuplicateObject, pg.
 class Ledger:
     """Names of the ledger's tables, and a way to open sessions of its own."""
 
-    connect: Callable[[], Connection]
+    connect: Callable[[], AbstractContextManager[Connection]]
     schema: str = "tidegate"
     marker_table: str = "table_updates"
     client_timestamps: bool = False

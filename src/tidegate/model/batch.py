@@ -34,10 +34,12 @@ class Batch:
     key_high: tuple[str, ...] | None = None
     closes_tie: bool = False
     rows: int = 0
+    is_last: bool = False
+    """nothing more was to be had when it was planned"""
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What makes this batch this batch; the row count is only knowledge about it."""
+        """What makes this batch this batch; the rest is only knowledge about it."""
         return (self.kind.value, self.low, self.high, self.key_low, self.key_high, self.closes_tie)
 
     def to_json(self) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class Context:
     def ledger(self, connection_name: str) -> Ledger:
         ledger = self.settings.ledger
         return Ledger(
-            connect=partial(self.databases.connect, connection_name),
+            connect=partial(self.databases.lease, connection_name),
             schema=ledger.schema_name,
             marker_table=ledger.marker_table,
             client_timestamps=ledger.timestamps == "client",
@@ -55,6 +55,7 @@ class Context:
         connect: Callable[[str], Connection] = partial(self.databases.connect, target.connection)
         return PostgresDestination(
             connect=connect,
+            lease=partial(self.databases.lease, target.connection),
             relation=target.relation,
             ledger=self.ledger(target.connection),
             control_id=self.control_id(),

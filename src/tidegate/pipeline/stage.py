@@ -42,7 +42,7 @@ def stage_batch(
 ) -> Staged:
     """Write the batch aside; `prepare` sees the shape before the first row moves."""
     if sync.transform is None:
-        with context.databases.connect(sync.target.connection) as destination:
+        with context.databases.lease(sync.target.connection) as destination:
             shape = passthrough_shape(destination, source)
         prepare(shape)
         if batch.rows == 0:

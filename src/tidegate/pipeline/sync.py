@@ -104,7 +104,8 @@ class SyncWork:
 
     def _phases(self, start: Watermark) -> Iterator[Callable[[Watermark, Horizon], Batch | None]]:
         """Late rows first, then new ones, then those without a cursor."""
-        yield self._stored_batch()
+        if self.attempt.stored_plan is not None:
+            yield self._stored_batch()
         if self.full_refresh:
             yield self._once(
                 BatchKind.FULL, lambda w, h: self.source.full_batch(self.connection, h)
@@ -112,7 +113,7 @@ class SyncWork:
         elif start.value is not None and self.source.lookback is not None:
             yield self._lookback_batches(start.value)
         yield lambda watermark, horizon: self.source.next_batch(self.connection, watermark, horizon)
-        if not self.full_refresh:
+        if not self.full_refresh and self.source.null_policy is NullPolicy.INCLUDE:
             yield self._once(BatchKind.NULLS, self._null_batch)
 
     def _begin(self) -> Watermark:
@@ -162,7 +163,7 @@ class SyncWork:
                     known["version"] = plan.version + 1
         self.outcome.loads.append(result)
         self.step(result)
-        return True
+        return not batch.is_last
 
     def _plan(self, batch: Batch, watermark: Watermark) -> LoadPlan:
         identity = f"{database_identity(self.connection)}/{self.sync.source.relation}"

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
 from psycopg.conninfo import make_conninfo
+from psycopg.pq import TransactionStatus
 
 from tidegate.errors import SettingsError
 from tidegate.postgres.connect import Connection, connect
@@ -22,6 +27,8 @@ class Databases:
         self.settings = settings
         self.embedded = EmbeddedServer(settings.state_directory / "postgres")
         self._conninfo: dict[str, str] = {}
+        self._portable: dict[str, str] = {}
+        self._idle: dict[str, list[Connection]] = {}
 
     def conninfo(self, name: str) -> str:
         """The address of a connection, as libpq takes it."""
@@ -32,9 +39,44 @@ class Databases:
     def connect(self, name: str, application: str = "tidegate") -> Connection:
         return connect(self.conninfo(name), name=label(name), application=application)
 
+    @contextmanager
+    def lease(self, name: str) -> Iterator[Connection]:
+        """An autocommit session for short work; opening one costs more than most statements."""
+        connection = self._take_idle(name) or self.connect(name)
+        try:
+            yield connection
+        finally:
+            if connection.info.transaction_status is TransactionStatus.IDLE:
+                self._idle.setdefault(name, []).append(connection)
+            else:
+                connection.close()
+
+    def close(self) -> None:
+        """Close the sessions that were kept for further short work."""
+        for connections in self._idle.values():
+            while connections:
+                connections.pop().close()
+
+    def _take_idle(self, name: str) -> Connection | None:
+        connections = self._idle.get(name, [])
+        while connections:
+            connection = connections.pop()
+            try:
+                connection.execute("")
+            except psycopg.Error:
+                connection.close()
+                continue
+            return connection
+        return None
+
     def portable_conninfo(self, name: str) -> str:
         """The address with everything spelled out, for processes on other machines."""
-        with self.connect(name) as connection:
+        if name not in self._portable:
+            self._portable[name] = self._spell_out(name)
+        return self._portable[name]
+
+    def _spell_out(self, name: str) -> str:
+        with self.lease(name) as connection:
             info = connection.info
             parameters = {
                 key: value

@@ -94,7 +94,7 @@ class Runner:
         context = self._context
         with context.databases.connect(sync.source.connection, "tidegate source") as source_session:
             source = resolve_source(source_session, sync)
-            with context.databases.connect(sync.target.connection) as target_session:
+            with context.databases.lease(sync.target.connection) as target_session:
                 resource = resource_name(database_identity(target_session), sync.target.relation)
             control_id = context.control_id()
             destination = context.destination(sync.target)

@@ -206,7 +206,7 @@ class PostgresSource:
         if end.is_tie and kind is BatchKind.RANGE and self.key:
             return self._tie_part(connection, low, last, None)
         if end.is_tie or end.high == last:
-            return Batch(kind, low, last, rows=rows)
+            return Batch(kind, low, last, rows=rows, is_last=rows <= self.batch_rows)
         return Batch(kind, low, end.high, rows=rows_before)
 
     def _tie_part(
