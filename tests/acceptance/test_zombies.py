@@ -1,0 +1,85 @@
+"""An attempt stopped past its lease: its replacement finishes, and it can do nothing any more."""
+
+from __future__ import annotations
+
+import pytest
+
+from acceptance.conftest import LOCAL, MakeScene
+from acceptance.harness import BUSY, Scene
+from acceptance.oracle import assert_ledger, wait_until_left
+from acceptance.processes import Process, until
+
+WORKER = {"lease": "3s", "heartbeat": "1s"}
+
+
+def run_once_the_lease_is_over(scene: Scene, holder: Process) -> None:
+    """While the lease lasts, others are told who holds the table; then one takes it."""
+
+    def taken() -> bool:
+        ended = scene.start().wait()
+        if ended.code == BUSY:
+            assert f"process {holder.pid} on" in ended.err, ended
+            return False
+        assert ended.code == 0, ended
+        return True
+
+    until(taken, "the lease to run out", seconds=60)
+
+
+def assert_zombie_is_harmless(scene: Scene, zombie: Process) -> None:
+    before = assert_ledger(scene.destination)
+    zombie.resume()
+    ended = zombie.wait()
+    assert ended.code == 0, ended
+    assert "writeback_stale_attempt" in ended.err, ended
+    assert "another attempt took over" in ended.out, ended
+    assert assert_ledger(scene.destination) == before
+    scene.assert_exact()
+
+
+def stopped_past_its_lease(scene: Scene, point: str) -> None:
+    zombie, flag = scene.start_and_hold(point)
+    busy = scene.start().wait()
+    assert busy.code == BUSY, busy
+    assert f"process {zombie.pid} on" in busy.err, busy
+    zombie.stop()
+    run_once_the_lease_is_over(scene, zombie)
+    scene.assert_exact()
+    flag.unlink()
+    assert_zombie_is_harmless(scene, zombie)
+    wait_until_left(scene.source)
+    scene.change()
+    scene.run()
+    scene.assert_exact()
+    scene.assert_swept()
+
+
+@pytest.mark.parametrize("point", ["stage.done", "publish.applied"])
+def test_a_zombie_on_two_databases(make_scene: MakeScene, point: str) -> None:
+    stopped_past_its_lease(make_scene(2, worker=WORKER), point)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("databases", [1, 2, 3])
+@pytest.mark.parametrize(
+    "point", ["fence.raised", "batch.planned", "check.done", "publish.fenced", "publish.moved"]
+)
+def test_a_zombie_anywhere(make_scene: MakeScene, point: str, databases: int) -> None:
+    stopped_past_its_lease(make_scene(databases, worker=WORKER), point)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("databases", [1, 3])
+@pytest.mark.parametrize("point", ["stage.done", "publish.applied"])
+def test_a_zombie_on_one_and_three_databases(
+    make_scene: MakeScene, point: str, databases: int
+) -> None:
+    stopped_past_its_lease(make_scene(databases, worker=WORKER), point)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("point", ["stage.write", "stage.written"])
+def test_a_zombie_with_all_its_spark(make_scene: MakeScene, point: str) -> None:
+    """Driver, JVM and Python workers sleep in the middle of a COPY and wake up later."""
+    scene = make_scene(2, worker=WORKER, spark=LOCAL, partitions=1)
+    stopped_past_its_lease(scene, point)
