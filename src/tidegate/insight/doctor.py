@@ -1,0 +1,60 @@
+"""Is everything here that a project needs, and if not, how does it get here?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidegate.errors import SettingsError, TidegateError
+from tidegate.insight.doctor_machine import check_machine
+from tidegate.insight.doctor_postgres import check_databases
+from tidegate.model.check import Check, Level, fail, ok
+from tidegate.model.sync import Sync
+from tidegate.pipeline.context import Context
+from tidegate.settings import Settings, SparkSettings, find_project, load_settings
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """Every check, and the project they are about, if there is one here."""
+
+    project: str | None
+    checks: tuple[Check, ...]
+
+    @property
+    def is_well(self) -> bool:
+        return all(check.level is not Level.FAIL for check in self.checks)
+
+
+def examine(
+    folder: Path,
+    *,
+    profile: str | None = None,
+    declared: Callable[[Settings], Iterable[Sync]],
+    environment: Mapping[str, str] | None = None,
+) -> Examination:
+    """Check the machine and, in a project, its settings, declarations and databases."""
+    try:
+        root = find_project(folder)
+    except SettingsError:
+        return Examination(
+            None, tuple(check_machine(SparkSettings(), {"here": folder.resolve()}, environment))
+        )
+    try:
+        settings = load_settings(root, profile=profile)
+    except TidegateError as error:
+        machine = check_machine(SparkSettings(), {"project folder": root}, environment)
+        broken = fail("settings", error.message, error.hint or "correct tidegate.toml")
+        return Examination(None, (*machine, broken))
+    folders = {"project folder": root, "state": settings.state_directory}
+    checks = check_machine(settings.spark, folders, environment)
+    checks.append(ok("settings", f"valid ({root / 'tidegate.toml'})"))
+    syncs: list[Sync] = []
+    try:
+        syncs = list(declared(settings))
+        checks.append(ok("declarations", f"{len(syncs)} syncs"))
+    except TidegateError as error:
+        checks.append(fail("declarations", error.message, error.hint or "correct the declaration"))
+    checks += check_databases(Context(settings), syncs)
+    return Examination(settings.project.name, tuple(checks))

@@ -1,0 +1,164 @@
+"""What Tidegate needs of this machine: Java, Spark, the workers' Python, room on the disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from tidegate.model.check import Check, fail, ok, warn
+from tidegate.settings import SparkSettings
+
+# Spark 4.1 starts on later ones too, but its Arrow transfer then fails in every task.
+OLDEST_JAVA, NEWEST_JAVA = 17, 21
+LOW_DISK_BYTES = 2 * 1024**3
+WORKER_MODULES = ("pyarrow", "pandas", "psycopg", "adbc_driver_postgresql", "tidegate")
+_TIMEOUT_SECONDS = 60
+_JVM_FOLDER = Path("/usr/lib/jvm")
+_JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_PROBE = """
+import importlib, json, sys
+missing = {}
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        missing[name] = "%s: %s" % (type(error).__name__, error)
+print(json.dumps({"version": list(sys.version_info[:2]), "missing": missing}))
+"""
+
+
+def check_machine(
+    spark: SparkSettings, folders: Mapping[str, Path], environment: Mapping[str, str] | None = None
+) -> list[Check]:
+    """Look at everything outside the databases, without starting Spark."""
+    environ = os.environ if environment is None else environment
+    return [
+        check_java(spark, environ),
+        check_pyspark(),
+        check_worker_python(spark, environ),
+        *(check_disk(name, folder) for name, folder in folders.items()),
+    ]
+
+
+def check_java(spark: SparkSettings, environ: Mapping[str, str]) -> Check:
+    """The Java that Spark would start: JAVA_HOME's, else the one on PATH."""
+    if spark.remote is not None:
+        return ok("java", "not needed here: Spark runs at spark.remote")
+    home = environ.get("JAVA_HOME")
+    suitable = _find_java(environ)
+    fix = (
+        f"export JAVA_HOME={suitable}"
+        if suitable
+        else f"install Java {OLDEST_JAVA} or {NEWEST_JAVA}, for example: "
+        f"sudo apt-get install -y openjdk-{OLDEST_JAVA}-jre-headless"
+    )
+    if home:
+        java: str | None = str(Path(home) / "bin" / "java")
+        if not os.access(str(java), os.X_OK):
+            return fail("java", f"JAVA_HOME is {home}, which has no bin/java", fix)
+    else:
+        java = shutil.which("java", path=environ.get("PATH"))
+        if java is None:
+            return fail("java", "no java on PATH, and JAVA_HOME is not set", fix)
+    major = _java_major(str(java))
+    if major is None:
+        return fail("java", f"{java} does not run", fix)
+    if not OLDEST_JAVA <= major <= NEWEST_JAVA:
+        wanted = f"Spark needs {OLDEST_JAVA} to {NEWEST_JAVA}"
+        return fail("java", f"{java} is Java {major}; {wanted}", fix)
+    return ok("java", f"Java {major} ({java})")
+
+
+def check_pyspark() -> Check:
+    try:
+        found = version("pyspark")
+    except PackageNotFoundError:
+        return fail(
+            "pyspark",
+            "not installed in this environment",
+            f"{sys.executable} -m pip install pyspark",
+        )
+    if not found.startswith("4.1."):
+        fix = f"{sys.executable} -m pip install 'pyspark>=4.1,<4.2'"
+        return warn("pyspark", f"{found}; Tidegate is tested with 4.1", fix)
+    return ok("pyspark", found)
+
+
+def check_worker_python(spark: SparkSettings, environ: Mapping[str, str]) -> Check:
+    """The Python in which Spark's tasks run must be like ours and have what the tasks import."""
+    name = "worker python"
+    given = environ.get("PYSPARK_PYTHON")
+    python = given or sys.executable
+    if spark.remote is not None or not (spark.master or "local").startswith("local"):
+        return warn(
+            name,
+            "the tasks run on other machines, whose Python cannot be seen from here",
+            f"install there: Python {sys.version_info[0]}.{sys.version_info[1]}, tidegate and what "
+            "it requires",
+        )
+    fix = "unset PYSPARK_PYTHON, so that this environment's Python is used"
+    shown = f"PYSPARK_PYTHON is {given}" if given else python
+    try:
+        done = subprocess.run(
+            [python, "-c", _PROBE, *WORKER_MODULES],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_SECONDS,
+            cwd="/",  # what lies in the folder we were called in is not seen by the tasks either
+            env=dict(environ),
+            check=True,
+        )
+        answer = json.loads(done.stdout.strip().splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return fail(name, f"{shown}, which does not run", fix)
+    ours, theirs = list(sys.version_info[:2]), answer["version"]
+    if theirs != ours:
+        pair = f"Python {theirs[0]}.{theirs[1]}; this is {ours[0]}.{ours[1]}"
+        return fail(name, f"{shown}: {pair}, and Spark wants them alike", fix)
+    if answer["missing"]:
+        what = "; ".join(f"{module} ({why})" for module, why in answer["missing"].items())
+        repair = fix if given else f"{python} -m pip install --upgrade tidegate"
+        return fail(name, f"{shown}: cannot import {what}", repair)
+    return ok(name, f"Python {theirs[0]}.{theirs[1]} ({python})")
+
+
+def check_disk(name: str, folder: Path, low_bytes: int = LOW_DISK_BYTES) -> Check:
+    """Room for staging, logs and the embedded database."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    text = f"{free / 1024**3:.1f} GB free in {folder}"
+    if free < low_bytes:
+        return warn(f"disk: {name}", text, "free some space, or put the folder on another disk")
+    return ok(f"disk: {name}", text)
+
+
+def _find_java(environ: Mapping[str, str]) -> Path | None:
+    """A home of a Java that would do, to name in the fix."""
+    on_path = shutil.which("java", path=environ.get("PATH"))
+    homes = [Path(on_path).resolve().parent.parent] if on_path else []
+    homes += sorted(_JVM_FOLDER.iterdir()) if _JVM_FOLDER.is_dir() else []
+    for home in homes:
+        java = home / "bin" / "java"
+        if os.access(java, os.X_OK):
+            major = _java_major(str(java))
+            if major is not None and OLDEST_JAVA <= major <= NEWEST_JAVA:
+                return home
+    return None
+
+
+def _java_major(java: str) -> int | None:
+    try:
+        done = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = _JAVA_VERSION.search(done.stderr + done.stdout)
+    return int(match.group(1)) if match else None

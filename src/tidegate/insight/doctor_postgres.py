@@ -1,0 +1,254 @@
+"""What Tidegate needs of a Postgres database: that it answers, and lets us read or write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import psycopg
+from psycopg import sql
+
+from tidegate.errors import TidegateError
+from tidegate.insight.doctor_pooler import Pooling, detect_pooling
+from tidegate.model.check import Check, fail, ok, warn
+from tidegate.model.relation import Relation
+from tidegate.model.sync import Sync
+from tidegate.pipeline.context import Context
+from tidegate.postgres.catalog import describe_table
+from tidegate.postgres.connect import Connection, first_line
+from tidegate.postgres.databases import CONTROL, label
+
+_POOLED = (
+    "connect to the server itself, or to a pool with pool_mode = session: advisory locks, exported "
+    "snapshots and temporary tables need a session of their own"
+)
+
+
+@dataclass(slots=True)
+class Use:
+    """What a project does with one connection."""
+
+    name: str
+    sources: list[Relation] = field(default_factory=list)
+    targets: list[Relation] = field(default_factory=list)
+
+    @property
+    def writes(self) -> bool:
+        return bool(self.targets) or self.name == CONTROL
+
+
+def check_databases(context: Context, syncs: Iterable[Sync]) -> list[Check]:
+    """Look at every Postgres connection that the project declares."""
+    checks: list[Check] = []
+    for use in _uses(context, syncs):
+        try:
+            checks += _check_database(context, use)
+        except psycopg.Error as error:
+            fix = "see the server's log; try: tidegate doctor again"
+            checks.append(fail(label(use.name), first_line(error), fix))
+    return checks
+
+
+def _uses(context: Context, syncs: Iterable[Sync]) -> list[Use]:
+    uses = {CONTROL: Use(CONTROL)}
+    for name in context.settings.connections:
+        try:
+            postgres = context.settings.connections[name].type == "postgres"
+        except TidegateError:
+            postgres = True  # its variables are not set; connecting will say so
+        if postgres:
+            uses[name] = Use(name)
+    for sync in syncs:
+        if sync.source.connection in uses:
+            uses[sync.source.connection].sources.append(sync.source.relation)
+        if sync.target.connection in uses:
+            uses[sync.target.connection].targets.append(sync.target.relation)
+    return list(uses.values())
+
+
+def _check_database(context: Context, use: Use) -> list[Check]:
+    name = label(use.name)
+    open_session = partial(context.databases.connect, use.name, "tidegate doctor")
+    try:
+        connection = open_session()
+    except TidegateError as error:
+        return [fail(name, error.message, error.hint or "correct the connection")]
+    with connection:
+        row = connection.execute(
+            "SELECT current_setting('server_version'), pg_is_in_recovery(),"
+            " current_setting('wal_level')"
+        ).fetchone()
+        assert row is not None
+        server, standby, wal_level = row
+        checks = [ok(name, f"reachable, PostgreSQL {server}")]
+        checks += _check_standby(name, use, standby)
+        # Before anything else is made of it: behind such a pooler a session is not one.
+        checks.append(_check_pooler(name, detect_pooling(open_session)))
+        if use.sources:
+            checks += _check_source(name, connection, use.sources, standby=standby)
+        if use.targets:
+            schema = context.settings.ledger.schema_name
+            checks.append(_check_schema(f"{name}: ledger", connection, schema))
+            checks += [_check_target(name, connection, one) for one in dict.fromkeys(use.targets)]
+        if use.name == CONTROL:
+            schema = context.settings.project.control_schema
+            checks.append(_check_schema(f"{name}: schema", connection, schema))
+        if use.sources:
+            checks.append(_check_wal_level(name, wal_level))
+    return checks
+
+
+def _check_standby(name: str, use: Use, standby: bool) -> list[Check]:
+    if not standby:
+        return []
+    if use.writes:
+        return [
+            fail(f"{name}: standby", "it is in recovery and cannot be written", "use the primary")
+        ]
+    return [
+        warn(
+            f"{name}: standby",
+            "it is in recovery and shows no open transactions, so rows are read `settle` late",
+            "read from the primary for the exact guarantee, or declare a lookback",
+        )
+    ]
+
+
+def _check_pooler(name: str, pooling: Pooling) -> Check:
+    name = f"{name}: pooler"
+    if pooling is Pooling.TRANSACTION:
+        return fail(name, "a pooler lends out the server per transaction", _POOLED)
+    if pooling is Pooling.EXHAUSTED:
+        return fail(
+            name,
+            "a second session got no answer",
+            "raise the pool's size or the server's max_connections; a load uses several sessions",
+        )
+    if pooling is Pooling.SESSION:
+        return ok(name, "a pooler in session mode lies in between")
+    return ok(name, "none; sessions are the server's own")
+
+
+def _check_source(
+    name: str, connection: Connection, relations: Sequence[Relation], *, standby: bool
+) -> list[Check]:
+    checks = [_check_readable(name, connection, one) for one in dict.fromkeys(relations)]
+    row = connection.execute(
+        "SELECT pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')"
+    ).fetchone()
+    if row and row[0]:
+        checks.append(ok(f"{name}: open transactions", "visible (pg_read_all_stats)"))
+    elif not standby:
+        checks.append(
+            warn(
+                f"{name}: open transactions",
+                f"role {connection.info.user} may not see others' transactions, so rows are read "
+                "`settle` late and long transactions are covered by lookback only",
+                f"GRANT pg_read_all_stats TO {_role(connection)}",
+            )
+        )
+    return checks
+
+
+def _check_readable(name: str, connection: Connection, relation: Relation) -> Check:
+    name = f"{name}: {relation}"
+    table = describe_table(connection, relation)
+    if table is None:
+        return fail(name, "does not exist", "correct the sync's source, or create the table")
+    row = connection.execute(
+        "SELECT has_schema_privilege(relnamespace, 'USAGE'),"
+        " has_table_privilege(oid, 'SELECT'),"
+        " ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = c.oid AND attnum > 0"
+        "  AND NOT attisdropped AND NOT has_column_privilege(c.oid, attnum, 'SELECT'))"
+        " FROM pg_class c WHERE oid = %s",
+        (table.oid,),
+    ).fetchone()
+    assert row is not None
+    usage, whole, missing = row
+    role = _role(connection)
+    if not usage:
+        fix = f"GRANT USAGE ON SCHEMA {_quoted(relation.schema)} TO {role}"
+        return fail(name, f"role {role} may not use its schema", fix)
+    if not whole and missing:
+        fix = f"GRANT SELECT ON {relation} TO {role}"
+        return fail(name, f"role {role} may not read {', '.join(missing)}", fix)
+    return ok(name, "may be read")
+
+
+def _check_schema(name: str, connection: Connection, schema: str) -> Check:
+    """Our own schema: there and writable, or possible to create."""
+    role = _role(connection)
+    row = connection.execute(
+        "SELECT has_schema_privilege(n.oid, 'USAGE') AND has_schema_privilege(n.oid, 'CREATE'),"
+        " ARRAY(SELECT c.relname::text FROM pg_class c WHERE c.relnamespace = n.oid"
+        "  AND c.relkind = 'r' AND NOT starts_with(c.relname, 'stg_')"
+        "  AND NOT (has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'INSERT')"
+        "       AND has_table_privilege(c.oid, 'UPDATE')))"
+        " FROM pg_namespace n WHERE n.nspname = %s",
+        (schema,),
+    ).fetchone()
+    fix = f"as the owner: CREATE SCHEMA {_quoted(schema)} AUTHORIZATION {role}"
+    if row is None:
+        if _may_create_schemas(connection):
+            return ok(name, f"schema {schema} will be created on first use")
+        return fail(name, f"role {role} may not create schema {schema}", fix)
+    usable, closed = row
+    if not usable:
+        fix = f"GRANT USAGE, CREATE ON SCHEMA {_quoted(schema)} TO {role}"
+        return fail(name, f"role {role} may not create tables in schema {schema}", fix)
+    if closed:
+        fix = f"GRANT ALL ON ALL TABLES IN SCHEMA {_quoted(schema)} TO {role}"
+        return fail(name, f"role {role} may not write {', '.join(closed)} in schema {schema}", fix)
+    return ok(name, f"schema {schema} is there and may be written")
+
+
+def _check_target(name: str, connection: Connection, relation: Relation) -> Check:
+    name = f"{name}: {relation}"
+    role = _role(connection)
+    row = connection.execute(
+        "SELECT c.oid, n.oid, has_schema_privilege(n.oid, 'CREATE'),"
+        " ARRAY(SELECT p FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p"
+        "       WHERE c.oid IS NOT NULL AND NOT has_table_privilege(c.oid, p))"
+        " FROM pg_namespace n LEFT JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = %s"
+        " WHERE n.nspname = %s",
+        (relation.name, relation.schema),
+    ).fetchone()
+    if row is None:
+        if _may_create_schemas(connection):
+            return ok(name, f"schema {relation.schema} and the table will be created")
+        fix = f"as the owner: CREATE SCHEMA {_quoted(relation.schema)} AUTHORIZATION {role}"
+        return fail(name, f"role {role} may not create schema {relation.schema}", fix)
+    table, _, may_create, missing = row
+    if table is None:
+        if may_create:
+            return ok(name, "will be created on the first load")
+        fix = f"GRANT CREATE ON SCHEMA {_quoted(relation.schema)} TO {role}"
+        return fail(name, f"role {role} may not create tables in schema {relation.schema}", fix)
+    if missing:
+        rights = ", ".join(missing)
+        return fail(name, f"role {role} lacks {rights}", f"GRANT {rights} ON {relation} TO {role}")
+    return ok(name, "may be written")
+
+
+def _check_wal_level(name: str, wal_level: str) -> Check:
+    name = f"{name}: wal_level"
+    if wal_level == "logical":
+        return ok(name, "logical")
+    return ok(name, f'{wal_level}; enough for cursors, changes = "cdc" will need logical')
+
+
+def _may_create_schemas(connection: Connection) -> bool:
+    row = connection.execute(
+        "SELECT has_database_privilege(current_database(), 'CREATE')"
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def _role(connection: Connection) -> str:
+    return _quoted(connection.info.user)
+
+
+def _quoted(name: str) -> str:
+    text: str = sql.Identifier(name).as_string(None)
+    return text if not name.isidentifier() or name != name.lower() else name
