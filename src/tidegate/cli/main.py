@@ -10,6 +10,7 @@ import typer
 
 from tidegate.cli import db as db_module
 from tidegate.cli import demo as demo_module
+from tidegate.cli import doctor as doctor_module
 from tidegate.cli import init as init_module
 from tidegate.cli import marker as marker_module
 from tidegate.cli import plan as plan_module
@@ -18,6 +19,7 @@ from tidegate.cli import run as run_module
 from tidegate.cli import status as status_module
 from tidegate.cli import verify as verify_module
 from tidegate.cli import watermark as watermark_module
+from tidegate.cli.options import override_settings
 from tidegate.cli.output import print_error
 from tidegate.errors import TidegateError
 from tidegate.version import __version__
@@ -31,6 +33,7 @@ app = typer.Typer(
 )
 app.command("init")(init_module.init)
 app.command("plan")(plan_module.plan)
+app.command("doctor")(doctor_module.doctor)
 app.command("run")(run_module.run)
 app.command("status")(status_module.status)
 app.command("verify")(verify_module.verify)
@@ -52,10 +55,19 @@ def _root(
     _: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override a setting for this command, such as --set spark.master=local[2].",
+        ),
+    ] = None,
 ) -> None:
     from tidegate.cli.logging import configure
 
     configure()
+    override_settings(settings or [])
 
 
 def main() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from tidegate.errors import UsageError
 
 if TYPE_CHECKING:
     from tidegate.project import Project
@@ -26,8 +28,24 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")
 HERE = Path()
 
 
+# Given once, before the command, and good for every project it opens.
+_overrides: dict[str, Any] = {}
+
+
+def override_settings(given: list[str]) -> None:
+    """Remember what `--set KEY=VALUE` asked for."""
+    from tidegate.settings.environment import parse_value
+
+    _overrides.clear()
+    for text in given:
+        key, separator, value = text.partition("=")
+        if not separator or not key.strip():
+            raise UsageError(f"--set {text!r} has no value", "write --set KEY=VALUE")
+        _overrides[key.strip()] = parse_value(tuple(key.strip().split(".")), value)
+
+
 def open_project(folder: Path, profile: str | None) -> Project:
     """Open the project a command works on."""
     from tidegate.project import Project
 
-    return Project.open(folder, profile=profile)
+    return Project.open(folder, profile=profile, **_overrides)

@@ -24,6 +24,7 @@ _SHOW_DELAY_SECONDS = 0.01
 # How long to wait for short transactions to end before an integer cursor is called held back.
 _PATIENCE_SECONDS = 3.0
 
+# Our own readers of other tables are read-only, so they do not count.
 _SESSIONS = """
 SELECT xact_start, 'process ' || pid || ' of ' || coalesce(usename, '?')
        || coalesce(' (' || nullif(application_name, '') || ')', '')
@@ -31,6 +32,7 @@ SELECT xact_start, 'process ' || pid || ' of ' || coalesce(usename, '?')
 FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL
   AND backend_type NOT IN ('autovacuum worker', 'walsender', 'parallel worker')
+  AND application_name NOT IN ('tidegate source', 'tidegate read')
 ORDER BY xact_start
 LIMIT 1
 """

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from tidegate.errors import LoadError, TidegateError
 from tidegate.failpoints import reach
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
+READER = "tidegate read"
 _CHUNK_BYTES = 1 << 18
 
 
@@ -72,8 +74,13 @@ class SnapshotReader:
     def __repr__(self) -> str:
         return f"SnapshotReader({len(self.statements)} statements)"
 
+    @property
+    def arrow_conninfo(self) -> str:
+        """The same session as Arrow readers open it."""
+        return make_conninfo(self.conninfo, application_name=READER)
+
     def open(self) -> Connection:
-        connection = connect(self.conninfo, name="the source", application="tidegate read")
+        connection = connect(self.conninfo, name="the source", application=READER)
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         connection.execute(
             sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(self.snapshot))

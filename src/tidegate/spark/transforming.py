@@ -105,7 +105,7 @@ def _read_share(
     import adbc_driver_postgresql.dbapi as adbc
     import pyarrow as pa
 
-    with adbc.connect(reader.conninfo, autocommit=True) as connection:
+    with adbc.connect(reader.arrow_conninfo, autocommit=True) as connection:
         cursor = connection.cursor()
         for statement in (
             *SESSION.split("; "),
