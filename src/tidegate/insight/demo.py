@@ -45,8 +45,9 @@ cursor = "updated_at"
 PIPELINES = '''\
 """A sync with a transformation: e-mail addresses leave the shop as a hash only."""
 
-import tidegate as tg
 from pyspark.sql import functions as f
+
+import tidegate as tg
 
 
 @tg.sync(source="shop:public.customers", target="warehouse:raw.customers", cursor="updated_at")

@@ -1,0 +1,114 @@
+"""Every example is run as its README says, command by command, in a copy of its folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tidegate.project import Project
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def commands_of(readme: Path) -> list[str]:
+    """The shell commands that a README tells its reader to type."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", readme.read_text(), flags=re.DOTALL | re.MULTILINE)
+    lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line]
+
+
+def run(command: str, folder: Path) -> str:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path}
+    for name in ("SHOP_URL", "TIDEGATE_PROFILE", "TIDEGATE_PROJECT_DIR"):
+        environment.pop(name, None)
+    done = subprocess.run(
+        ["bash", "-ec", command],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture
+def example(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A copy of one example, whose server is stopped afterwards."""
+    folder = tmp_path / request.param
+    shutil.copytree(
+        EXAMPLES / request.param,
+        folder,
+        ignore=shutil.ignore_patterns(".tidegate", "__pycache__"),
+    )
+    yield folder
+    run("tidegate db stop", folder)
+
+
+def follow_readme(folder: Path) -> dict[str, list[str]]:
+    """Type every command; what each printed, in order."""
+    printed: dict[str, list[str]] = {}
+    for command in commands_of(folder / "README.md"):
+        printed.setdefault(command, []).append(run(command, folder))
+    return printed
+
+
+def fetch(folder: Path, connection: str, query: str) -> list[tuple[object, ...]]:
+    with Project.open(folder).connect(connection) as session:
+        return session.execute(query.encode()).fetchall()
+
+
+@pytest.mark.parametrize("example", ["first_sync"], indirect=True)
+def test_the_first_sync_example_copies_three_tables_and_keeps_up_with_them(example: Path) -> None:
+    printed = follow_readme(example)
+
+    for table, order in (("products", "id"), ("stock", "depot, product_id"), ("page_views", "id")):
+        source = fetch(example, "shop", f"SELECT * FROM public.{table} ORDER BY {order}")
+        target = fetch(example, "warehouse", f"SELECT * FROM raw.{table} ORDER BY {order}")
+        assert target == source
+        assert source
+    first, second, last = printed["tidegate run --all"]
+    assert "page_views: 2,000 rows, 2,000 changed, (2000, 4000]" in first
+    assert "products: done, 101 rows" in second
+    assert "lookback" in second
+    assert "page_views: ran, found nothing new" in last
+    for output in printed["tidegate verify --all"]:
+        assert output.count("rows equal") == 3
+
+
+@pytest.mark.parametrize("example", ["transform"], indirect=True)
+def test_the_transform_example_loads_what_its_function_returns(example: Path) -> None:
+    printed = follow_readme(example)
+
+    expected = fetch(
+        example,
+        "shop",
+        "SELECT id, status, encode(sha256(email::bytea), 'hex'), quantity, price, mood::text,"
+        " updated_at, address->>'country', quantity * price FROM orders"
+        " WHERE status <> 'test' ORDER BY id",
+    )
+    found = fetch(
+        example,
+        "warehouse",
+        "SELECT id, status, email, quantity, price, mood, updated_at, country, total"
+        " FROM raw.orders ORDER BY id",
+    )
+    assert found == expected
+    assert len(found) == 1900
+    types = fetch(
+        example,
+        "warehouse",
+        "SELECT column_name, data_type FROM information_schema.columns"
+        " WHERE table_schema = 'raw' AND column_name IN ('mood', 'total', 'address')",
+    )
+    assert dict(types) == {"mood": "text", "total": "numeric"}
+    assert "found nothing new" in printed["tidegate run orders"][-1]
