@@ -96,6 +96,11 @@ class Scene:
             (self.folder / "pipelines.py").write_text(self.pipelines, encoding="utf-8")
         (self.folder / "tidegate.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
+    def use_spark(self, spark: dict[str, str]) -> None:
+        """Run on another Spark from now on."""
+        self.spark = spark
+        self.write_project()
+
     def change(self, transactions: int = 3, table: str | None = None) -> None:
         """Random inserts and updates, several rows a transaction, so that stamps tie."""
         for name in [table] if table else self.tables:

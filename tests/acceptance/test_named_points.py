@@ -8,6 +8,7 @@ import pytest
 
 from acceptance.conftest import LOCAL, MakeScene
 from acceptance.harness import Scene
+from acceptance.spark_server import SparkServer
 from tidegate.failpoints import POINTS
 
 # These are passed in Spark's Python workers, which see our environment in local mode only.
@@ -35,10 +36,13 @@ def test_killed_at_a_named_point_on_two_databases(make_scene: MakeScene, point: 
     scene.assert_swept()
 
 
-def test_a_dead_spark_worker_fails_the_run_and_nothing_else(make_scene: MakeScene) -> None:
+def test_a_dead_spark_worker_fails_the_run_and_nothing_else(
+    make_scene: MakeScene, spark_server: SparkServer
+) -> None:
     scene = make_scene(2, spark=LOCAL)
     for point in IN_WORKERS:
         kill_at(scene, point)
+    scene.use_spark({"remote": spark_server.url})
     scene.run()
     scene.assert_exact()
     scene.assert_swept()
@@ -56,11 +60,12 @@ def test_killed_with_everything_in_one_place_or_three(
     scene.assert_swept()
 
 
-def test_killed_together_with_its_jvm(make_scene: MakeScene) -> None:
+def test_killed_together_with_its_jvm(make_scene: MakeScene, spark_server: SparkServer) -> None:
     scene = make_scene(2, spark=LOCAL)
     for point in ("stage.done", "publish.moved"):
         process, _ = scene.start_and_hold(point)
         process.kill_all()
+    scene.use_spark({"remote": spark_server.url})
     scene.run()
     scene.assert_exact()
     scene.assert_swept()

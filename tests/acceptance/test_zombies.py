@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 
 from acceptance.conftest import LOCAL, MakeScene
@@ -57,6 +58,22 @@ def stopped_past_its_lease(scene: Scene, point: str) -> None:
 @pytest.mark.parametrize("point", ["stage.done", "publish.applied"])
 def test_a_zombie_on_two_databases(make_scene: MakeScene, point: str) -> None:
     stopped_past_its_lease(make_scene(2, worker=WORKER), point)
+
+
+def test_an_attempt_whose_fence_was_taken_publishes_nothing(make_scene: MakeScene) -> None:
+    """Its own control database still believes in it: the destination has the last word."""
+    scene = make_scene(2)
+    process, flag = scene.start_and_hold("check.done")
+    with psycopg.connect(scene.destination, autocommit=True) as connection:
+        connection.execute("UPDATE tidegate.fences SET token = token + 7, attempt_id = 'another'")
+    flag.unlink()
+    ended = process.wait()
+    assert ended.code == 0, ended
+    assert "writeback_stale_attempt" in ended.err, ended
+    assert assert_ledger(scene.destination) == 0
+    scene.run()
+    scene.assert_exact()
+    scene.assert_swept()
 
 
 @pytest.mark.chaos

@@ -150,8 +150,10 @@ class Runner:
                 job_id=job_id,
             )
             if claim is None:
+                holder = self._jobs.holder(control, resource)
                 raise BusyError(
-                    f"{sync.target} was taken by another process a moment ago", "try again"
+                    f"{sync.target} was taken a moment ago by {holder or 'another process'}",
+                    "wait until it has finished, then run again",
                 )
         except BaseException:
             worker_session.close()

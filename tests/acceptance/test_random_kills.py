@@ -1,0 +1,95 @@
+"""SIGKILL at random moments, and the same run started over and over, killed in between."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+
+import pytest
+
+from acceptance.conftest import LOCAL, MakeScene
+from acceptance.harness import Scene
+from acceptance.oracle import wait_until_left
+from acceptance.processes import Process
+
+# A warm run of these small tables takes about this long.
+RUN_SECONDS = 2.0
+
+
+def kill_after(process: Process, seconds: float, *, everything: bool = False) -> bool:
+    """SIGKILL a run at a moment of its life; False when it was over before."""
+    deadline = time.monotonic() + seconds
+    while process.alive and time.monotonic() < deadline:
+        time.sleep(0.005)
+    if not process.alive:
+        ended = process.wait()
+        assert ended.code == 0, ended
+        return False
+    if everything:
+        process.kill_all()
+    else:
+        assert process.kill().code == -signal.SIGKILL
+    return True
+
+
+def kill_at_random(scene: Scene, rng: random.Random, times: int) -> None:
+    """Change and run until so many runs were killed; those that got through are fine too."""
+    while times:
+        scene.change(2)
+        times -= kill_after(scene.start(), rng.uniform(0.2, RUN_SECONDS))
+
+
+def settle_and_finish(scene: Scene) -> None:
+    """Runs killed a moment ago hold the horizon back until their sessions have ended."""
+    wait_until_left(scene.source)
+    scene.run()
+    scene.assert_exact()
+    scene.assert_swept()
+
+
+@pytest.mark.parametrize("databases", [1, 2, 3])
+def test_killed_at_random_moments(make_scene: MakeScene, databases: int) -> None:
+    scene = make_scene(databases, seed=databases)
+    kill_at_random(scene, random.Random(databases), 2 if databases != 2 else 1)
+    settle_and_finish(scene)
+
+
+def test_the_same_run_ten_times_killed_in_between(make_scene: MakeScene) -> None:
+    scene = make_scene(2, seed=10)
+    rng = random.Random(10)
+    outcomes = []
+    for _ in range(10):
+        process = scene.start()
+        if rng.random() < 0.7:
+            outcomes.append(kill_after(process, rng.uniform(0.2, RUN_SECONDS)))
+        else:
+            ended = process.wait()
+            assert ended.code == 0, ended
+            outcomes.append(False)
+    assert any(outcomes)
+    settle_and_finish(scene)
+    loads = scene.assert_exact()
+    scene.run()
+    assert scene.assert_exact() == loads
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("databases", [1, 2, 3])
+def test_killed_at_fifty_random_moments(make_scene: MakeScene, databases: int) -> None:
+    scene = make_scene(databases, seed=50 + databases, batch_rows=15)
+    rng = random.Random(50 + databases)
+    for _ in range(10):
+        kill_at_random(scene, rng, 5)
+        settle_and_finish(scene)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("databases", [1, 2, 3])
+def test_killed_with_its_jvm_at_random_moments(make_scene: MakeScene, databases: int) -> None:
+    scene = make_scene(databases, seed=70 + databases, spark=LOCAL, batch_rows=15)
+    rng = random.Random(70 + databases)
+    for number in range(10):
+        scene.change(2)
+        kill_after(scene.start(), rng.uniform(0.5, 12.0), everything=number % 2 == 0)
+    settle_and_finish(scene)
