@@ -39,13 +39,17 @@ LIMIT 1
 
 # A prepared transaction does nothing more, so only one that locks the relation can matter; when
 # it began is not recorded anywhere, so nothing may be read past the watermark until it is gone.
+# Its locks are found through the one on its own id: they keep the virtual id of the session that
+# prepared it, and '-1/xid' only after a restart.
 _PREPARED = """
 SELECT p.prepared, 'prepared transaction ' || p.gid || ' of ' || p.owner
 FROM pg_prepared_xacts p
 WHERE p.database = current_database()
   AND (%(any_relation)s OR EXISTS (
-      SELECT FROM pg_locks l
-      WHERE l.virtualtransaction = '-1/' || p.transaction::text
+      SELECT FROM pg_locks own
+      JOIN pg_locks l ON l.virtualtransaction = own.virtualtransaction AND l.pid IS NULL
+      WHERE own.locktype = 'transactionid' AND own.transactionid = p.transaction
+        AND own.pid IS NULL
         AND l.locktype = 'relation' AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock',
             'ExclusiveLock', 'AccessExclusiveLock')
         AND l.relation IN (SELECT %(oid)s::oid UNION
