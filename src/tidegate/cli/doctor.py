@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder
+from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, open_project
 from tidegate.cli.output import print_json, print_line
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ def doctor(project: ProjectFolder = HERE, profile: Profile = None, as_json: AsJs
     """
     from tidegate.insight.doctor import examine
 
-    found = examine(project, profile=profile, declared=_declared)
+    found = examine(
+        project, load=lambda root: open_project(root, profile).settings, declared=_declared
+    )
     if as_json:
         print_json({"project": found.project, "ok": found.is_well, "checks": found.checks})
     else:

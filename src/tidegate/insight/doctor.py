@@ -30,7 +30,7 @@ class Examination:
 def examine(
     folder: Path,
     *,
-    profile: str | None = None,
+    load: Callable[[Path], Settings] = load_settings,
     declared: Callable[[Settings], Iterable[Sync]],
     environment: Mapping[str, str] | None = None,
 ) -> Examination:
@@ -42,7 +42,7 @@ def examine(
             None, tuple(check_machine(SparkSettings(), {"here": folder.resolve()}, environment))
         )
     try:
-        settings = load_settings(root, profile=profile)
+        settings = load(root)
     except TidegateError as error:
         machine = check_machine(SparkSettings(), {"project folder": root}, environment)
         broken = fail("settings", error.message, error.hint or "correct tidegate.toml")
