@@ -1,0 +1,363 @@
+"""`doctor` finds what stands in the way, on this machine and in the databases."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+import venv
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from conftest import FAST
+from integration.orders import CREATE, ORDERS, contents
+from pgbouncer import pgbouncer
+from tidegate.insight import doctor_machine
+from tidegate.insight.doctor import Examination, examine
+from tidegate.insight.doctor_machine import (
+    check_disk,
+    check_java,
+    check_pyspark,
+    check_worker_python,
+)
+from tidegate.insight.doctor_pooler import Pooling, detect_pooling
+from tidegate.model.check import Check, Level
+from tidegate.postgres.connect import connect
+from tidegate.postgres.embedded import EmbeddedServer
+from tidegate.project import Project
+from tidegate.settings import Settings, SparkSettings, load_settings
+
+LOCAL = SparkSettings()
+
+
+def examine_place(place: Any, **overrides: Any) -> Examination:
+    def load(root: Path) -> Settings:
+        return load_settings(root, overrides=overrides)
+
+    return examine(place.folder, load=load, declared=lambda s: Project(s).syncs.values())
+
+
+def named(found: Examination, name: str) -> Check:
+    return next(check for check in found.checks if check.name == name)
+
+
+def fake_program(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def fake_java(home: Path, version: str) -> Path:
+    fake_program(home / "bin" / "java", f"echo 'openjdk version \"{version}\"' >&2")
+    return home
+
+
+@pytest.fixture
+def role(make_place: Any) -> Iterator[tuple[Any, str, str]]:
+    """A project on one database, and a role that may do nothing there."""
+    place = make_place(ORDERS)
+    name = f"role_{uuid.uuid4().hex[:12]}"
+    place.source.execute(
+        *CREATE,
+        f"CREATE ROLE {name} LOGIN PASSWORD 'secret'",
+        "REVOKE ALL ON SCHEMA public FROM PUBLIC",
+    )
+    yield place, name, make_conninfo(place.source.conninfo, user=name, password="secret")
+    place.source.execute(f"DROP OWNED BY {name} CASCADE", f"DROP ROLE {name}")
+
+
+def test_a_healthy_project_passes_every_check_and_stays_as_it_was(make_place: Any) -> None:
+    place = make_place(ORDERS, databases=3)
+    place.source.execute(*CREATE)
+    before = contents(place.source, place.target, place.control)
+    found = examine_place(place)
+    assert contents(place.source, place.target, place.control) == before
+    assert [check for check in found.checks if check.level is Level.FAIL] == []
+    assert found.project == "shop"
+    assert named(found, "settings").level is Level.OK
+    assert "PostgreSQL 18" in named(found, 'connection "shop"').found
+    assert named(found, 'connection "shop": public.orders').found == "may be read"
+    assert named(found, 'connection "shop": wal_level').found == "logical"
+    assert named(found, 'connection "shop": pooler').found.startswith("none")
+    assert "will be created" in named(found, 'connection "warehouse": ledger').found
+    assert "will be created" in named(found, 'connection "warehouse": raw.orders').found
+    assert "will be created" in named(found, "the control database: schema").found
+
+
+def test_outside_a_project_only_the_machine_is_checked(tmp_path: Path) -> None:
+    code = (
+        "import sys; from tidegate.cli.main import app\n"
+        "app(['doctor', '--json', '-C', sys.argv[1]], standalone_mode=False)\n"
+        "assert 'pyspark' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert found["project"] is None
+    names = [check["name"] for check in found["checks"]]
+    assert names == ["java", "pyspark", "worker python", "disk: here"]
+
+
+def test_a_failed_check_sets_the_exit_code(make_place: Any) -> None:
+    place = make_place(ORDERS)
+    command = [sys.executable, "-m", "tidegate.cli.main", "doctor", "-C", str(place.folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert 'fail  connection "shop": public.orders: does not exist' in done.stdout
+    assert "fix: " in done.stdout
+
+
+def test_broken_settings_are_a_finding_not_a_crash(make_place: Any) -> None:
+    place = make_place({**ORDERS, "cursr": "x"})
+    found = examine_place(place)
+    assert named(found, "settings").level is Level.FAIL
+    assert "cursr" in named(found, "settings").found
+    assert named(found, "java").level is Level.OK
+
+
+def test_a_pipelines_file_that_fails_is_a_finding(make_place: Any) -> None:
+    place = make_place(pipelines="1 / 0\n")
+    found = examine_place(place)
+    assert "ZeroDivisionError" in named(found, "declarations").found
+    assert named(found, "the control database").level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("version", "level"),
+    [
+        ("1.8.0_402", Level.FAIL),
+        ("11.0.22", Level.FAIL),
+        ("17.0.15", Level.OK),
+        ("21", Level.OK),
+        ("25.0.1", Level.FAIL),
+    ],
+)
+def test_java_must_be_of_a_version_that_spark_runs_on(
+    tmp_path: Path, version: str, level: Level
+) -> None:
+    home = fake_java(tmp_path / "jdk", version)
+    for environment in (
+        {"JAVA_HOME": str(home), "PATH": ""},
+        {"PATH": f"{home / 'bin'}:/usr/bin:/bin"},
+    ):
+        assert check_java(LOCAL, environment).level is level
+
+
+def test_a_broken_java_home_is_named_with_one_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = fake_java(tmp_path / "jvm" / "good", "17.0.1")
+    fake_java(tmp_path / "jvm" / "early", "11.0.1")
+    monkeypatch.setattr(doctor_machine, "_JVM_FOLDER", tmp_path / "jvm")
+    check = check_java(LOCAL, {"JAVA_HOME": str(tmp_path / "gone"), "PATH": ""})
+    assert check.level is Level.FAIL
+    assert "which has no bin/java" in check.found
+    assert check.fix == f"export JAVA_HOME={good}"
+
+
+def test_no_java_at_all_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_machine, "_JVM_FOLDER", tmp_path)
+    check = check_java(LOCAL, {"PATH": str(tmp_path)})
+    assert check.level is Level.FAIL
+    assert "apt-get install" in str(check.fix)
+
+
+def test_java_is_not_needed_for_a_remote_spark() -> None:
+    assert check_java(SparkSettings(remote="sc://host"), {"PATH": ""}).level is Level.OK
+
+
+def test_the_workers_python_must_run_and_have_what_tasks_import(tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
+    bare = tmp_path / "bare" / "bin" / "python"
+    environment = {**os.environ, "PYSPARK_PYTHON": str(bare)}
+    environment.pop("PYTHONPATH", None)
+    check = check_worker_python(LOCAL, environment)
+    assert check.level is Level.FAIL
+    assert "cannot import pyarrow" in check.found
+    assert check.fix == "unset PYSPARK_PYTHON, so that this environment's Python is used"
+    gone = check_worker_python(LOCAL, {**environment, "PYSPARK_PYTHON": str(tmp_path / "gone")})
+    assert (gone.level, "does not run" in gone.found) == (Level.FAIL, True)
+
+
+def test_the_workers_python_must_be_of_our_version(tmp_path: Path) -> None:
+    answer = json.dumps({"version": [3, 8], "missing": {}})
+    python = fake_program(tmp_path / "python", f"echo '{answer}'")
+    check = check_worker_python(LOCAL, {**os.environ, "PYSPARK_PYTHON": str(python)})
+    assert check.level is Level.FAIL
+    assert "Python 3.8; this is" in check.found
+
+
+def test_our_own_python_passes_and_workers_elsewhere_cannot_be_seen() -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "PYSPARK_PYTHON"}
+    assert check_worker_python(LOCAL, environment).level is Level.OK
+    cluster = SparkSettings(master="spark://host:7077")
+    assert check_worker_python(cluster, environment).level is Level.WARN
+    assert check_pyspark().level is Level.OK
+
+
+def test_little_room_is_a_warning_even_where_the_folder_is_not_made_yet(tmp_path: Path) -> None:
+    folder = tmp_path / "not" / "yet"
+    assert check_disk("state", folder, low_bytes=1).level is Level.OK
+    assert check_disk("state", folder, low_bytes=1 << 60).level is Level.WARN
+
+
+def test_an_unreachable_database_is_named_with_its_fix(make_place: Any) -> None:
+    place = make_place(ORDERS)
+    place.source.execute(*CREATE)
+    address = make_conninfo(place.source.conninfo, port=1)
+    found = examine_place(place, **{"connections.warehouse": address})
+    assert named(found, 'connection "warehouse"').level is Level.FAIL
+    assert named(found, 'connection "shop"').level is Level.OK
+    unset = examine_place(place, **{"connections.warehouse": "postgresql://nobody@127.0.0.1:1/x"})
+    assert "is the server running" in str(named(unset, 'connection "warehouse"').fix)
+
+
+def test_a_server_that_is_too_old_is_refused(
+    make_place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = make_place(ORDERS)
+    monkeypatch.setattr("tidegate.postgres.connect.MINIMUM_VERSION", 990000)
+    check = named(examine_place(place), 'connection "shop"')
+    assert check.level is Level.FAIL
+    assert "is too old" in check.found
+
+
+def test_a_source_role_needs_its_tables_and_should_see_transactions(
+    role: tuple[Any, str, str],
+) -> None:
+    place, name, address = role
+
+    def look() -> tuple[Check, Check]:
+        found = examine_place(place, **{"connections.shop": address})
+        return (
+            named(found, 'connection "shop": public.orders'),
+            named(found, 'connection "shop": open transactions'),
+        )
+
+    table, transactions = look()
+    assert (table.level, table.fix) == (Level.FAIL, f"GRANT USAGE ON SCHEMA public TO {name}")
+    assert transactions.level is Level.WARN
+    assert transactions.fix == f"GRANT pg_read_all_stats TO {name}"
+    place.source.execute(table.fix, f"GRANT SELECT (id) ON orders TO {name}")
+    table, _ = look()
+    assert "may not read total, updated_at" in table.found
+    place.source.execute(table.fix, transactions.fix)
+    table, transactions = look()
+    assert (table.level, transactions.level) == (Level.OK, Level.OK)
+
+
+def test_a_destination_role_needs_room_for_the_ledger_and_its_targets(
+    role: tuple[Any, str, str],
+) -> None:
+    place, name, address = role
+
+    def look() -> tuple[Check, Check]:
+        found = examine_place(place, **{"connections.warehouse": address})
+        return (
+            named(found, 'connection "warehouse": ledger'),
+            named(found, 'connection "warehouse": raw.orders'),
+        )
+
+    ledger, target = look()
+    assert (ledger.level, target.level) == (Level.FAIL, Level.FAIL)
+    assert ledger.fix == f"as the owner: CREATE SCHEMA tidegate AUTHORIZATION {name}"
+    for check in (ledger, target):
+        place.target.execute(str(check.fix).removeprefix("as the owner: "))
+    ledger, target = look()
+    assert (ledger.level, target.level) == (Level.OK, Level.OK)
+    place.target.execute("CREATE TABLE raw.orders (id int)", "CREATE TABLE tidegate.fences (x int)")
+    ledger, target = look()
+    assert "may not write fences" in ledger.found
+    assert "lacks SELECT, INSERT, UPDATE, DELETE" in target.found
+    for check in (ledger, target):
+        place.target.execute(str(check.fix))
+    assert [check.level for check in look()] == [Level.OK, Level.OK]
+
+
+def test_a_control_role_that_may_create_nothing_is_a_failure(role: tuple[Any, str, str]) -> None:
+    place, name, address = role
+    check = named(
+        examine_place(place, **{"project.control": address}), "the control database: schema"
+    )
+    assert check.level is Level.FAIL
+    assert check.fix == f"as the owner: CREATE SCHEMA tidegate_control AUTHORIZATION {name}"
+
+
+def test_a_standby_may_be_read_but_not_written(
+    make_place: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    standby = EmbeddedServer(tmp_path_factory.mktemp("standby") / "postgres", FAST)
+    standby.start()
+    with psycopg.connect(standby.conninfo(), autocommit=True) as connection:
+        for statement in CREATE:
+            connection.execute(statement)
+    standby.stop("fast")
+    (standby.directory / "data" / "standby.signal").touch()
+    standby.start()
+    try:
+        place = make_place(ORDERS)
+        read = examine_place(place, **{"connections.shop": standby.conninfo()})
+        assert named(read, 'connection "shop": standby').level is Level.WARN
+        written = examine_place(place, **{"connections.warehouse": standby.conninfo()})
+        assert named(written, 'connection "warehouse": standby').level is Level.FAIL
+    finally:
+        standby.stop("immediate")
+
+
+@pytest.mark.parametrize(
+    ("settings", "pooling"),
+    [
+        ({"pool_mode": "transaction"}, Pooling.TRANSACTION),
+        ({"pool_mode": "statement"}, Pooling.TRANSACTION),
+        (
+            {"pool_mode": "transaction", "min_pool_size": "4", "server_round_robin": "1"},
+            Pooling.TRANSACTION,
+        ),
+        ({"pool_mode": "session"}, Pooling.SESSION),
+        (
+            {"pool_mode": "session", "default_pool_size": "1", "query_wait_timeout": "1"},
+            Pooling.EXHAUSTED,
+        ),
+    ],
+)
+def test_a_pooler_is_recognised_by_the_server_processes_behind_it(
+    server: EmbeddedServer,
+    make_database: Any,
+    tmp_path: Path,
+    pytestconfig: pytest.Config,
+    settings: dict[str, str],
+    pooling: Pooling,
+) -> None:
+    address = make_database("pooled")
+    assert pytestconfig.cache is not None
+    with pgbouncer(server, pytestconfig.cache.mkdir("pgbouncer"), tmp_path, settings) as port:
+        pooled = make_conninfo(address, port=port)
+        assert detect_pooling(partial(connect, pooled, name="pooled")) is pooling
+    assert detect_pooling(partial(connect, address, name="direct")) is Pooling.NONE
+
+
+def test_a_pooler_in_transaction_mode_is_a_failure_with_its_fix(
+    server: EmbeddedServer, make_place: Any, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    place = make_place(ORDERS)
+    place.source.execute(*CREATE)
+    assert pytestconfig.cache is not None
+    cache = pytestconfig.cache.mkdir("pgbouncer")
+    with pgbouncer(server, cache, tmp_path, {"pool_mode": "transaction"}) as port:
+        address = make_conninfo(place.source.conninfo, port=port)
+        check = named(
+            examine_place(place, **{"connections.shop": address}), 'connection "shop": pooler'
+        )
+    assert check.level is Level.FAIL
+    assert "pool_mode = session" in str(check.fix)
