@@ -16,6 +16,7 @@ from conftest import MakeDatabase
 from integration.orders import CREATE, FILL, ORDERS, contents, open_transaction
 from tidegate.control.jobs import Jobs
 from tidegate.control.workers import Worker, Workers
+from tidegate.errors import DeclarationError
 from tidegate.model.batch import BatchKind
 from tidegate.model.cursor import Guarantee
 from tidegate.model.job import JobRequest
@@ -365,6 +366,9 @@ def test_a_watermark_left_by_another_kind_of_cursor_is_refused(
     project.run("orders")
     other = make_place({**ORDERS, "cursor": "id"}, beside=place)
     assert "but cursor id is a bigint" in refusal(other.open())
+    with pytest.raises(DeclarationError, match="but cursor id is a bigint"):
+        other.open().run("orders")
+    assert project.watermark("orders").value == "2026-01-01 00:10:00+00"
 
 
 def test_rows_that_must_not_lack_a_cursor_are_refused(make_place: Any) -> None:

@@ -169,8 +169,8 @@ def test_every_kind_of_column_is_compared_in_the_same_text(make_project: Any) ->
         " m mood, d amount, p pair, r real, f float8, n numeric, j jsonb, b bytea, a int[],"
         " t timestamp, i interval, x text, g tsrange, PRIMARY KEY (id, part))",
         "INSERT INTO orders SELECT gen_random_uuid(), E'a,\"b\\\\' || n,"
-        " '2026-01-01'::timestamptz + n * interval '1 s', 'glad', n / 7.0, ROW(n, 'x y')::pair, n / 3.0,"
-        " n / 3.0, n / 3.0, '{\"k\": [1, null]}', '\\x00ff', ARRAY[n, NULL],"
+        " '2026-01-01'::timestamptz + n * interval '1 s', 'glad', n / 7.0, ROW(n, 'x y')::pair,"
+        " n / 3.0, n / 3.0, n / 3.0, '{\"k\": [1, null]}', '\\x00ff', ARRAY[n, NULL],"
         " '2026-01-01 10:00', '3 days', nullif('ü€' || n, 'ü€3'),"
         " '[2026-01-01,2026-02-01)' FROM generate_series(1, 50) n",
     )

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable
 from enum import StrEnum
 
+import psycopg
+
 from tidegate.errors import TidegateError
 from tidegate.postgres.connect import Connection
 
@@ -47,9 +49,9 @@ def detect_pooling(
     thread.join(patience_seconds)
     if not found:
         return Pooling.EXHAUSTED
+    if isinstance(found[0], TidegateError | psycopg.Error):
+        return Pooling.EXHAUSTED
     if isinstance(found[0], Exception):
-        if isinstance(found[0], TidegateError):
-            return Pooling.EXHAUSTED
         raise found[0]
     return found[0]
 

@@ -23,9 +23,9 @@ from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import resolve_source
-from tidegate.pipeline.loaded import pending_condition
+from tidegate.pipeline.loaded import pending_condition, refuse_other_cursor
 from tidegate.pipeline.lock import read_lock
-from tidegate.pipeline.plan import KIND, refuse_other_cursor
+from tidegate.pipeline.plan import KIND
 from tidegate.pipeline.sessions import ReadMemory, Sessions
 from tidegate.postgres.connect import Connection, translate
 from tidegate.sources.horizon import read_horizon

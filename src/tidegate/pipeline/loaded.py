@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from psycopg import sql
 
+from tidegate.errors import DeclarationError
 from tidegate.model.batch import Batch, BatchKind
+from tidegate.model.cursor import CursorType
 from tidegate.model.watermark import Watermark
 from tidegate.sources.postgres import PostgresSource
 
@@ -42,6 +44,21 @@ def pending_condition(
             condition, source.condition(Batch(BatchKind.NULLS))
         )
     return condition
+
+
+def refuse_other_cursor(watermark: Watermark, source: PostgresSource, sync_name: str) -> None:
+    """Refuse to go on from a watermark that another kind of cursor left."""
+    before, now = watermark.cursor_type, source.cursor.type.value
+    if watermark.value is None or before in (None, now):
+        return
+    integers = {CursorType.SMALLINT.value, CursorType.INTEGER.value, CursorType.BIGINT.value}
+    if {before, now} <= integers:
+        return
+    raise DeclarationError(
+        f"sync {sync_name}: the watermark {watermark.value} is a {before}, but cursor "
+        f"{source.cursor.name} is a {now}",
+        f"to start again with this cursor: tidegate run {sync_name} --full-refresh",
+    )
 
 
 def _tie(watermark: Watermark) -> Batch:

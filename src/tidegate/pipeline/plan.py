@@ -13,11 +13,11 @@ from psycopg import sql
 
 from tidegate.control.jobs import Jobs
 from tidegate.destinations import merge
-from tidegate.destinations.target import check_present, check_target
-from tidegate.errors import ConnectionFailed, DeclarationError, TidegateError
+from tidegate.destinations.target import check_present, check_target, fit_shape
+from tidegate.errors import ConnectionFailed, TidegateError
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.batch import Batch, BatchKind
-from tidegate.model.cursor import CursorType, Guarantee
+from tidegate.model.cursor import Guarantee
 from tidegate.model.horizon import Horizon
 from tidegate.model.plan import CursorPlan, KeyPlan, ProjectPlan, Refusal, SyncPlan, TargetPlan
 from tidegate.model.shape import Shape
@@ -25,7 +25,7 @@ from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import passthrough_shape, resolve_source
-from tidegate.pipeline.loaded import pending_condition
+from tidegate.pipeline.loaded import pending_condition, refuse_other_cursor
 from tidegate.pipeline.lock import read_lock, refuse_other_plane
 from tidegate.pipeline.reading import bounded, count_rows, read_only
 from tidegate.pipeline.sessions import Sessions
@@ -217,21 +217,6 @@ class _Planning:
         return row[0] if row else None
 
 
-def refuse_other_cursor(watermark: Watermark, source: PostgresSource, sync_name: str) -> None:
-    """Refuse to go on from a watermark that another kind of cursor left."""
-    before, now = watermark.cursor_type, source.cursor.type.value
-    if watermark.value is None or before in (None, now):
-        return
-    integers = {CursorType.SMALLINT.value, CursorType.INTEGER.value, CursorType.BIGINT.value}
-    if {before, now} <= integers:
-        return
-    raise DeclarationError(
-        f"sync {sync_name}: the watermark {watermark.value} is a {before}, but cursor "
-        f"{source.cursor.name} is a {now}",
-        f"to start again with this cursor: tidegate run {sync_name} --full-refresh",
-    )
-
-
 def expected_parallelism(settings: SparkSettings) -> int:
     """How many tasks Spark would run at once, told from the settings alone."""
     if settings.remote is not None:
@@ -276,6 +261,8 @@ def _publish_statement(
     """The statement that puts staged rows in; unknown until a transformation has run."""
     if shape is None:
         return None
+    if target.exists:
+        shape = fit_shape(connection, sync.target.relation, shape)
     staging = sql.Identifier(context.settings.ledger.schema_name, "stg_…")
     rows: sql.Composable = merge.staged_rows([staging], shape, cast=True)
     if sync.duplicates == "newest" and not shape.key_is_unique:

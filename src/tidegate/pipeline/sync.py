@@ -20,6 +20,7 @@ from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.load import Load
+from tidegate.pipeline.loaded import refuse_other_cursor
 from tidegate.postgres.catalog import database_identity
 from tidegate.postgres.connect import Connection
 from tidegate.sources.horizon import Memory, read_horizon
@@ -88,6 +89,7 @@ class SyncWork:
         if self.source.null_policy is NullPolicy.RAISE:
             self.source.null_batch(self.connection)
         watermark = self._begin()
+        refuse_other_cursor(watermark, self.source, self.sync.name)
         self.destination.check_present(watermark)
         for plan_batch in self._phases(watermark):
             replans = 0

@@ -25,8 +25,8 @@ from tidegate.model.watermark import Watermark
 from tidegate.pipeline.compare import Comparison, Hashing, Side, compare
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import passthrough_shape, resolve_source
-from tidegate.pipeline.loaded import loaded_condition, pending_condition
-from tidegate.pipeline.plan import KIND, refuse_other_cursor
+from tidegate.pipeline.loaded import loaded_condition, pending_condition, refuse_other_cursor
+from tidegate.pipeline.plan import KIND
 from tidegate.pipeline.reading import read_only
 from tidegate.pipeline.sessions import Sessions
 from tidegate.pipeline.sides import LeftOut, send_left_out, target_rows, target_snapshot
