@@ -108,9 +108,14 @@ def _rows(plan: SyncPlan) -> str:
     about = "" if plan.rows_are_exact else "about "
     time = f", about {_seconds(plan.expected_seconds)}" if plan.expected_seconds else ""
     return (
-        f"{about}{plan.rows:,} rows in {plan.batches:,} batches{time}; next: {plan.next_batch}, "
-        f"{plan.next_batch.rows:,} rows, {plan.partitions} partitions"
+        f"{about}{plan.rows:,} rows in {plan.batches:,} batch{_es(plan.batches)}{time}; next: "
+        f"{plan.next_batch}, {plan.next_batch.rows:,} rows in {plan.partitions} partition"
+        f"{_es(plan.partitions)[-1:]}"
     )
+
+
+def _es(count: int) -> str:
+    return "" if count == 1 else "es"
 
 
 def _seconds(seconds: float) -> str:

@@ -12,7 +12,7 @@ from tidegate.cli.output import print_json, print_line, print_table
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from tidegate.insight.status import Lag, SyncStatus
+    from tidegate.insight.status import SyncStatus
 
 
 def status(
@@ -48,7 +48,7 @@ def status(
                     _when(one.last_run_at),
                     "" if one.rows is None else f"{one.rows:,}",
                     one.watermark or "at the start",
-                    _behind(one.lag),
+                    _behind(one),
                 )
                 for one in found.syncs
             ],
@@ -85,9 +85,12 @@ def _notes(status: SyncStatus) -> list[str]:
     return notes + [f"unreachable: {text}" for text in status.unreachable]
 
 
-def _behind(lag: Lag | None) -> str:
+def _behind(status: SyncStatus) -> str:
+    lag = status.lag
     if lag is None:
         return "unknown"
+    if status.watermark is None and lag.rows is None:
+        return "everything"
     parts: list[str] = []
     if lag.rows is not None:
         parts.append(f"{'more than ' if lag.rows_are_capped else ''}{lag.rows:,} rows")
