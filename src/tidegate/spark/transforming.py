@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tidegate.errors import DeclarationError, TidegateError, TransformError
+from tidegate.errors import DeclarationError, SourceError, TidegateError, TransformError
 from tidegate.failpoints import reach
 from tidegate.model.load import StagedWrite
 from tidegate.model.staging import new_write_id, staging_table
@@ -88,8 +88,10 @@ def stage_frame(frame: DataFrame, place: StagingPlace, sync_name: str) -> tuple[
         if first is not None:
             yield from outcome_batches(_write_share(place, first, rest))
 
+    # mapInArrow looks its columns up by name, where a dot or a backtick has a meaning.
+    numbered = frame.toDF(*(f"c{index}" for index in range(len(place.columns))))
     try:
-        return collect_writes(frame.mapInArrow(work, OUTCOME_SCHEMA))
+        return collect_writes(numbered.mapInArrow(work, OUTCOME_SCHEMA))
     except TidegateError:
         raise
     except Exception as error:
@@ -118,12 +120,37 @@ def _read_share(
         for batch in cursor.fetch_record_batch():
             yield pa.RecordBatch.from_arrays(
                 [
-                    column if column.type == field.type else column.cast(field.type)
+                    _equal_in_spark(column, field)
                     for column, field in zip(batch.columns, schema, strict=True)
                 ],
                 schema=schema,
             )
         cursor.close()
+
+
+def _equal_in_spark(column: pa.Array, field: pa.Field) -> pa.Array:
+    """A column in Spark's type; a value that Spark has no equal of is refused by name."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    hint = "load it without a transformation, or read a view that turns it into something else"
+    if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+        plain = column.cast(pa.int64() if column.type.bit_width == 64 else pa.int32())
+        lowest = pc.min(plain).as_py()
+        # Both infinities arrive far below 4713 BC, where Postgres' own times begin.
+        if lowest is not None and lowest < -(2 ** (column.type.bit_width - 4)):
+            raise SourceError(
+                f"column {field.name} holds infinity, which Spark does not know", hint
+            )
+    if column.type == field.type:
+        return column
+    try:
+        return column.cast(field.type)
+    except pa.ArrowInvalid as error:
+        raise SourceError(
+            f"column {field.name} holds a value that Spark's type cannot: {_first_line(error)}",
+            hint,
+        ) from None
 
 
 def _write_share(
@@ -134,12 +161,14 @@ def _write_share(
 
     write_id = new_write_id()
     rows = 0
+    names = [name for name, _ in place.columns]
+    schema = pa.schema(list(zip(names, first.schema.types, strict=True)))
 
     def counted() -> Iterator[pa.RecordBatch]:
         nonlocal rows
         for batch in _chain(first, rest):
             rows += batch.num_rows
-            yield batch
+            yield pa.RecordBatch.from_arrays(batch.columns, names=names)
 
     table = staging_table(place.control_id, place.attempt_id, write_id)
     try:
@@ -149,7 +178,7 @@ def _write_share(
             reach("stage.write")
             cursor.adbc_ingest(
                 table,
-                pa.RecordBatchReader.from_batches(first.schema, counted()),
+                pa.RecordBatchReader.from_batches(schema, counted()),
                 mode="append",
                 db_schema_name=place.schema,
             )
