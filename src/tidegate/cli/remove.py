@@ -114,7 +114,7 @@ def _nothing(name: str, declared: bool, search: Search, names: list[str], *, as_
         )
         raise UsageError(
             f"there is no sync {name}, and no destination has anything recorded of it",
-            looked or nearest(name, names),
+            looked or (nearest(name, names) if names else "see: tidegate watermark list"),
         )
     if as_json:
         print_json({"sync": name, "removed": [], "not_searched": search.unreachable})

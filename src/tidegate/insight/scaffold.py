@@ -27,8 +27,10 @@ _HEAD = """\
 # A Tidegate project. `tidegate plan` says what a run would do, `tidegate run --all` does it.
 
 [project]
-name = {name}            # part of every identity: choose it once
-control = "embedded"     # the project's own Postgres below .tidegate/, or a URL
+# Part of every identity: choose it once.
+name = {name}
+# The project's own Postgres, below .tidegate/; or the URL of another.
+control = "embedded"
 
 [connections]
 """

@@ -1,0 +1,80 @@
+"""What a sync leaves behind in a ledger, made without running it, and counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from integration.conftest import Place
+from tidegate.control.jobs import Jobs
+from tidegate.control.observations import Observations
+from tidegate.ledger.fences import Fence, Fences
+from tidegate.ledger.markers import Markers
+from tidegate.ledger.watermarks import Watermarks
+from tidegate.model.cursor import CursorType
+from tidegate.model.identity import new_attempt_id
+from tidegate.model.relation import Endpoint
+
+ORDERS = {
+    "source": "shop:public.orders",
+    "target": "warehouse:raw.orders",
+    "cursor": "updated_at",
+}
+
+
+def loaded(place: Place, name: str = "orders", target: str = "warehouse:raw.orders") -> None:
+    """Leave behind what two loads do."""
+    context = place.open().context
+    endpoint = Endpoint.parse(target)
+    table, pipeline = str(endpoint.relation), f"shop.{name}"
+    ledger = context.ledger("warehouse")
+    ledger.ensure()
+    control_id = context.control_id()
+    with context.plane.connect() as control:
+        token = Jobs(context.plane).next_token(control)
+    Fences(ledger).raise_(Fence(table, control_id, token, new_attempt_id()))
+    watermarks = Watermarks(ledger)
+    with place.target.connect() as session, session.transaction():
+        session.execute("CREATE SCHEMA IF NOT EXISTS raw")
+        session.execute(f"CREATE TABLE IF NOT EXISTS {table} AS SELECT generate_series(1, 3) id")
+        watermarks.ensure(session, pipeline, table, "date")
+        for day in ("2026-11-01", "2026-11-02"):
+            before = watermarks.get(session, pipeline, table)
+            after = replace(
+                before, value=day, version=before.version + 1, update_id=f"{pipeline}-{day}"
+            )
+            Markers(ledger).touch(session, f"{pipeline}-{day}", endpoint.relation)
+            watermarks.move(
+                session,
+                before,
+                after,
+                cursor_type=CursorType.DATE,
+                fence=1,
+                attempt_id="a",
+                moved_by="test",
+                reason="load range",
+            )
+    with context.plane.connect() as control:
+        Observations(context.plane, control, pipeline).record(datetime.now(UTC), "7")
+
+
+def recorded(place: Place, name: str = "orders") -> dict[str, int]:
+    """How much there is of a sync, by kind."""
+    pipeline = f"shop.{name}"
+    counts = {
+        kind: place.target.value(f"SELECT count(*) FROM tidegate.{table} WHERE {column} = {value}")
+        for kind, table, column, value in (
+            ("watermarks", "etl_state", "pipeline_name", f"'{pipeline}'"),
+            ("moves", "watermark_log", "pipeline_name", f"'{pipeline}'"),
+            ("markers", "table_updates", f"update_id LIKE '{pipeline}-%' AND true", "true"),
+            ("fences", "fences", "resource", "'raw.orders'"),
+        )
+    }
+    counts["observations"] = place.control.value(
+        f"SELECT count(*) FROM tidegate_control.cursor_observations WHERE pipeline = '{pipeline}'"
+    )
+    return counts
+
+
+ALL = {"watermarks": 1, "moves": 2, "markers": 2, "fences": 1, "observations": 1}
+NOTHING = dict.fromkeys(ALL, 0)

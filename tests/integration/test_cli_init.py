@@ -1,0 +1,238 @@
+"""`tidegate init`: a project that works at once, and secrets where they belong."""
+
+from __future__ import annotations
+
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from integration.commands import DONE, FAILED, USAGE, tidegate
+from integration.conftest import Database
+from tidegate.insight.scaffold import _dotenv_value
+from tidegate.postgres.embedded import EmbeddedServer
+from tidegate.project import Project
+from tidegate.settings.dotenv import parse_dotenv
+
+ORDERS = "CREATE TABLE orders (id int PRIMARY KEY, updated_at timestamptz NOT NULL)"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    folder = tmp_path / "my shop"
+    folder.mkdir()
+    return folder
+
+
+def init(folder: Path, *arguments: str, **environment: str) -> dict[str, object]:
+    done = tidegate(folder, "init", "--json", *arguments, environment=environment)
+    assert done.code == DONE, done.said
+    found = done.document
+    assert isinstance(found, dict)
+    return found
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
+def test_without_a_source_a_small_project_is_made_that_says_how_to_go_on(home: Path) -> None:
+    done = tidegate(home, "init")
+    assert done.code == DONE
+    for step in ("tidegate plan", "tidegate run --all", "tidegate verify --all"):
+        assert step in done.out
+    assert files(home) == [".gitignore", "tidegate.toml"]
+    assert (home / ".gitignore").read_text() == ".env\n.tidegate/\n"
+    project = Project.open(home)
+    assert (project.name, project.syncs) == ("my-shop", {})
+    # The example in its comments is right as well.
+    text = (home / "tidegate.toml").read_text()
+    for line in ("shop =", "[sync.", "source", "target", "key", "cursor", "lookback"):
+        text = text.replace(f"# {line}", line)
+    (home / "tidegate.toml").write_text(text)
+    assert Project.open(home).sync("orders").lookback == "10 minutes"
+
+
+def test_a_folder_is_made_and_a_name_may_be_chosen(home: Path) -> None:
+    found = init(home, "a/b", "--name", "shop.eu")
+    assert found["name"] == "shop.eu"
+    assert Project.open(home / "a" / "b").name == "shop.eu"
+    assert f"cd '{home / 'c'}'" in tidegate(home, "init", "c").out
+
+
+@pytest.mark.parametrize("name", ["", "a b", "-x", "a/b", "x" * 64, 'x"\n[sync.evil]'])
+def test_a_project_name_that_cannot_be_used_is_refused(home: Path, name: str) -> None:
+    refused = tidegate(home, "init", f"--name={name}")
+    assert refused.code == USAGE
+    assert "not a usable project name" in refused.err
+    assert files(home) == []
+
+
+def test_an_existing_project_is_never_touched(home: Path, database: Database) -> None:
+    (home / "tidegate.toml").write_text("mine")
+    for arguments in ((), ("--source", database.conninfo)):
+        refused = tidegate(home, "init", *arguments)
+        assert refused.code == USAGE
+        assert "has a tidegate.toml already" in refused.err
+    assert files(home) == ["tidegate.toml"]
+    assert (home / "tidegate.toml").read_text() == "mine"
+    (home / "file").write_text("")
+    assert "is not a folder" in tidegate(home, "init", "file").err
+
+
+def test_a_source_becomes_a_project_that_can_be_planned_at_once(
+    home: Path, server: EmbeddedServer, database: Database
+) -> None:
+    database.execute(
+        ORDERS,
+        "CREATE TABLE items (a int, b int, changed_at timestamp, PRIMARY KEY (a, b))",
+        "CREATE TABLE notes (body text)",
+    )
+    name = database.value("SELECT current_database()")
+    done = tidegate(home, "init", "--source", server.url(str(name)))
+    assert done.code == DONE
+    assert "not synced: public.notes: no primary key" in done.out
+    text = (home / "tidegate.toml").read_text()
+    connection = str(name)
+    assert tomllib.loads(text)["connections"] == {
+        connection: f"${{{connection.upper()}_URL}}",
+        "warehouse": "embedded:warehouse",
+    }
+    assert tomllib.loads(text)["sync"] == {
+        "items": {
+            "source": f"{connection}:public.items",
+            "target": "warehouse:raw.items",
+            "cursor": "changed_at",
+            "null_cursor": "include",
+        },
+        "orders": {
+            "source": f"{connection}:public.orders",
+            "target": "warehouse:raw.orders",
+            "cursor": "updated_at",
+        },
+    }
+    assert '# key = ["a", "b"]' in text
+    assert "# public.notes: no primary key" in text
+    assert "postgresql://" not in text
+    try:
+        planned = tidegate(home, "plan")
+        assert planned.code == DONE, planned.said
+    finally:
+        tidegate(home, "db", "stop")
+        shutil.rmtree(home)
+
+
+def test_the_url_is_kept_in_env_for_its_owner_only(
+    home: Path, server: EmbeddedServer, database: Database
+) -> None:
+    url = server.url(str(database.value("SELECT current_database()")))
+    (home / ".env").write_text("OTHER=1")
+    (home / ".env").chmod(0o644)
+    (home / ".gitignore").write_text("*.pyc\n/.tidegate")
+    found = init(home, "--source", url)
+    assert (home / ".env").read_text() == f"OTHER=1\n{found['variable']}='{url}'\n"
+    assert (home / ".env").stat().st_mode & 0o777 == 0o600
+    assert (home / ".gitignore").read_text() == "*.pyc\n/.tidegate\n.env\n"
+    assert url not in (home / "tidegate.toml").read_text()
+    assert files(home) == [".env", ".gitignore", "tidegate.toml"]
+
+
+def test_a_variable_that_means_something_else_is_not_taken(home: Path, database: Database) -> None:
+    name = str(database.value("SELECT current_database()")).upper()
+    (home / ".env").write_text(f"{name}_URL=mine\n")
+    environment = {f"{name}_URL_2": "theirs", f"{name}_URL_3": database.conninfo}
+    found = init(home, "--source", database.conninfo, **environment)
+    assert found["variable"] == f"{name}_URL_3"
+    assert (home / ".env").read_text().startswith(f"{name}_URL=mine\n")
+
+
+def test_a_source_called_tidegate_or_warehouse_does_not_clash(
+    home: Path, server: EmbeddedServer
+) -> None:
+    found = init(home, "one", "--source", server.url("tidegate"))
+    assert (found["connection"], found["variable"]) == ("tidegate", "SOURCE_TIDEGATE_URL")
+    assert Project.open(home / "one").syncs == {}
+    server.ensure_database("warehouse")
+    found = init(home, "two", "--source", server.url("warehouse"))
+    assert found["connection"] == "warehouse_source"
+
+
+def test_the_url_may_come_from_standard_input(home: Path, database: Database) -> None:
+    database.execute(ORDERS)
+    done = tidegate(home, "init", "--source", "-", stdin=f"{database.conninfo}\n")
+    assert done.code == DONE
+    assert list(Project.open(home).syncs) == ["orders"]
+
+
+def test_a_wrong_password_writes_nothing_and_is_not_repeated(
+    home: Path, server: EmbeddedServer
+) -> None:
+    url = f"postgresql://postgres:hunter2@127.0.0.1:{server.port}/postgres"
+    refused = tidegate(home, "init", "new", "--source", url)
+    assert refused.code == FAILED
+    assert "password authentication failed" in refused.err
+    assert "hunter2" not in refused.said
+    assert files(home) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "message"),
+    [
+        ("postgresql://ana:hunter2@127.0.0.1:1/shop", FAILED, "cannot connect to the source"),
+        ("postgresql://ana:hunter2/2@127.0.0.1/shop", USAGE, "must be written as %XX"),
+        ("mysql://ana:hunter2@db/shop", USAGE, "--source is not a Postgres address"),
+        ("jdbc:postgresql://db/shop?password=hunter2", USAGE, "leave out jdbc:"),
+        ("", USAGE, "it is empty"),
+        ("embedded:shop", USAGE, "the project that is being made"),
+    ],
+)
+def test_a_source_that_cannot_be_reached_or_read_writes_nothing(
+    home: Path, url: str, code: int, message: str
+) -> None:
+    refused = tidegate(home, "init", "new", f"--source={url}")
+    assert refused.code == code
+    assert message in refused.err
+    assert "hunter2" not in refused.said
+    assert files(home) == []
+
+
+def test_what_is_not_the_user_s_own_table_is_left_out(home: Path, database: Database) -> None:
+    database.execute(
+        ORDERS,
+        "CREATE VIEW report AS SELECT * FROM orders",
+        "CREATE TABLE events (id int, updated_at date NOT NULL, PRIMARY KEY (id, updated_at))"
+        " PARTITION BY RANGE (updated_at)",
+        "CREATE TABLE events_old PARTITION OF events FOR VALUES FROM ('2020-01-01') TO"
+        " ('2030-01-01')",
+        "CREATE SCHEMA private",
+        "CREATE TABLE private.secret (id int PRIMARY KEY, updated_at date NOT NULL)",
+        "CREATE SCHEMA tidegate",
+        "CREATE TABLE tidegate.watermark_log (id int PRIMARY KEY, updated_at date NOT NULL)",
+    )
+    role = f"reader_{database.value('SELECT current_database()')}"
+    database.execute(
+        f"CREATE ROLE {role} LOGIN PASSWORD 'reader'",
+        f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}",
+    )
+    try:
+        source = database.conninfo.replace("user=postgres", f"user={role}")
+        found = init(home, "--source", source.replace("password=''", "password=reader"))
+    finally:
+        database.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+    assert list(Project.open(home).syncs) == ["events", "orders"]
+    assert found["left_out"] == [
+        {"table": "private.secret", "reason": "this role may not read it"},
+        {
+            "table": "public.report",
+            "reason": "a view has no key of its own: declare key and cursor to sync it",
+        },
+    ]
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["plain", "a b#c", "it's", "both ' and \"", "back\\slash 'n", "two\nlines\r", "$x ${y}"],
+)
+def test_whatever_the_url_holds_is_read_back_from_env(value: str) -> None:
+    assert parse_dotenv(f"A={_dotenv_value(value)}\n") == {"A": value}

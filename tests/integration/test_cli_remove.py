@@ -1,0 +1,248 @@
+"""`tidegate remove`: all that is recorded of a sync goes at once, or nothing does."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import uuid4
+
+import pytest
+
+from integration.commands import BUSY, DONE, FAILED, USAGE, Done, tidegate
+from integration.conftest import MakePlace, Place
+from integration.left_behind import ALL, NOTHING, ORDERS, loaded, recorded
+from tidegate.control.jobs import Jobs
+from tidegate.control.workers import Worker, Workers
+from tidegate.errors import FenceLost
+from tidegate.ledger.fences import Fence, Fences
+from tidegate.model.identity import new_attempt_id, resource_name
+from tidegate.model.job import Claim, JobRequest
+from tidegate.model.relation import Endpoint
+from tidegate.model.staging import new_write_id, staging_table
+from tidegate.postgres.catalog import database_identity
+
+
+@pytest.fixture
+def place(make_place: MakePlace) -> Place:
+    """A project whose sync has loaded three rows in two loads."""
+    made = make_place(ORDERS, databases=3)
+    loaded(made)
+    return made
+
+
+def remove(place: Place, *arguments: str) -> Done:
+    return tidegate(place.folder, "remove", *arguments)
+
+
+@contextmanager
+def held(place: Place, *, alive: bool = True, name: str = "orders") -> Iterator[Claim]:
+    """The table held by a run, in this process or in one that is gone."""
+    context = place.open().context
+    jobs = Jobs(context.plane)
+    context.control_id()
+    with context.plane.connect() as control, context.plane.connect() as session:
+        worker = Worker.of_this_process()
+        Workers(context.plane).register(session, worker, "test")
+        resource = resource_name(
+            database_identity(place.target.connect()),
+            Endpoint.parse("warehouse:raw.orders").relation,
+        )
+        request = JobRequest("shop", "sync", name, resource, {"target": "warehouse:raw.orders"})
+        job_id = jobs.submit(control, request, "test")
+        claim = jobs.claim(control, worker.worker_id, lease_seconds=600, job_id=job_id)
+        assert claim is not None
+        if not alive:
+            session.close()
+        yield claim
+
+
+def test_everything_of_a_sync_goes_and_its_table_stays(place: Place) -> None:
+    assert recorded(place) == ALL
+    done = remove(place, "orders", "--yes")
+    assert done.code == DONE
+    assert "the watermark and its log of 2 moves" in done.out
+    assert "2 markers" in done.out
+    assert "the table raw.orders stays" in done.out
+    assert "the next run loads it from the start" in done.out
+    assert recorded(place) == NOTHING
+    assert place.target.value("SELECT count(*) FROM raw.orders") == 3
+    again = remove(place, "orders", "--yes")
+    assert again.code == DONE
+    assert "nothing is recorded of orders" in again.out
+
+
+def test_the_table_goes_too_when_that_is_asked_for(place: Place) -> None:
+    done = remove(place, "orders", "--drop-target", "--yes", "--json")
+    assert done.code == DONE
+    assert done.document["removed"] == [
+        {
+            "target": "warehouse:raw.orders",
+            "watermarks": 1,
+            "moves": 2,
+            "markers": 2,
+            "fences": 1,
+            "dropped_target": True,
+        }
+    ]
+    assert recorded(place) == NOTHING
+    assert place.target.value("SELECT to_regclass('raw.orders') IS NULL")
+
+
+def test_other_syncs_and_other_loads_keep_theirs(place: Place) -> None:
+    loaded(place, "items", "warehouse:raw.items")
+    with place.target.connect() as session:
+        place.open().marker("warehouse:raw.orders", update_id="my own").touch(session)
+    assert remove(place, "orders", "--yes").code == DONE
+    assert recorded(place) == NOTHING
+    assert recorded(place, "items") == {**ALL, "fences": 0}
+    assert place.target.value("SELECT count(*) FROM tidegate.fences WHERE resource = 'raw.items'")
+    assert place.target.value("SELECT count(*) FROM tidegate.table_updates") == 3
+
+
+def test_nothing_goes_without_a_yes(place: Place) -> None:
+    refused = remove(place, "orders")
+    assert refused.code == USAGE
+    assert "add --yes" in refused.err
+    assert "2 markers" in refused.out
+    assert recorded(place) == ALL
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y", DONE), ("n", FAILED), ("", FAILED)])
+def test_on_a_terminal_it_asks(place: Place, answer: str, code: int) -> None:
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tidegate.cli.main", "remove", "orders"],
+        cwd=place.folder,
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(theirs)
+    os.write(ours, f"{answer}\n".encode())
+    out, err = child.communicate(timeout=60)
+    os.close(ours)
+    assert "remove this? [y/N]" in out + err
+    assert child.returncode == code
+    assert recorded(place) == (NOTHING if code == DONE else ALL)
+    assert ("nothing was removed" in out) == (code == FAILED)
+
+
+def test_while_a_run_holds_the_table_it_is_refused_with_the_holder(place: Place) -> None:
+    with held(place) as claim:
+        refused = remove(place, "orders", "--yes", "--drop-target")
+        assert refused.code == BUSY
+        assert str(claim.job_id) in refused.err
+        assert f"process {os.getpid()}" in refused.err
+        assert recorded(place) == ALL
+        assert place.target.value("SELECT count(*) FROM raw.orders") == 3
+
+
+def test_a_dead_holder_is_no_obstacle_and_cannot_publish_any_more(place: Place) -> None:
+    context = place.open().context
+    with held(place, alive=False) as claim:
+        fence = Fence("raw.orders", context.control_id(), claim.fence, claim.attempt_id)
+        fences = Fences(context.ledger("warehouse"))
+        fences.raise_(fence)
+        assert remove(place, "orders", "--yes").code == DONE
+        assert recorded(place) == NOTHING
+        with place.target.connect() as session, pytest.raises(FenceLost):
+            fences.lock(session, fence)
+        with context.plane.connect() as control:
+            assert Jobs(context.plane).holder(control, claim.resource) is None
+
+
+def test_the_removal_is_in_the_history_and_what_the_last_run_knew_is_gone(place: Place) -> None:
+    context = place.open().context
+    assert remove(place, "orders", "--yes").code == DONE
+    with context.plane.connect() as control:
+        last = Jobs(context.plane).last_result(control, "shop", "sync", "orders")
+        assert last["removed"] is True
+        assert last["fingerprints"] == {}
+    assert place.control.value("SELECT count(*) FROM tidegate_control.workers") == 0
+
+
+def test_left_over_staging_goes_but_not_that_of_a_live_attempt(place: Place) -> None:
+    context = place.open().context
+    control_id = context.control_id()
+    dead = staging_table(control_id, new_attempt_id(), new_write_id())
+    foreign = staging_table(uuid4(), new_attempt_id(), new_write_id())
+    loaded(place, "items", "warehouse:raw.items")
+    jobs = Jobs(context.plane)
+    with context.plane.connect() as control, context.plane.connect() as session:
+        worker = Worker.of_this_process()
+        Workers(context.plane).register(session, worker, "test")
+        job_id = jobs.submit(control, JobRequest("shop", "sync", "items", "another"), "test")
+        claim = jobs.claim(control, worker.worker_id, lease_seconds=600, job_id=job_id)
+        assert claim is not None
+        live = staging_table(control_id, claim.attempt_id, new_write_id())
+        for name in (dead, foreign, live):
+            place.target.execute(f"CREATE UNLOGGED TABLE tidegate.{name} (id int)")
+        assert remove(place, "orders", "--yes").code == DONE
+    left = place.target.execute(
+        "SELECT relname FROM pg_class WHERE relname LIKE 'stg%' AND relkind = 'r'"
+    )
+    assert {row[0] for row in left} == {foreign, live}
+
+
+def test_when_the_table_cannot_be_dropped_nothing_is_removed(place: Place) -> None:
+    place.target.execute("CREATE VIEW raw.report AS SELECT * FROM raw.orders")
+    refused = remove(place, "orders", "--drop-target", "--yes")
+    assert refused.code == FAILED
+    assert (
+        "raw.orders cannot be dropped: view raw.report depends on table raw.orders" in refused.err
+    )
+    assert "nothing was removed" in refused.err
+    assert {**recorded(place), "observations": 1} == ALL
+    assert remove(place, "orders", "--yes").code == DONE
+
+
+def test_when_the_table_is_in_use_nothing_is_removed_and_nobody_waits_for_ever(
+    place: Place,
+) -> None:
+    with place.target.connect() as session, session.transaction():
+        session.execute("LOCK TABLE raw.orders IN ACCESS SHARE MODE")
+        refused = remove(place, "orders", "--drop-target", "--yes")
+    assert refused.code == BUSY
+    assert "in use by another session" in refused.err
+    assert {**recorded(place), "observations": 1} == ALL
+
+
+def test_a_table_that_another_sync_loads_too_is_neither_dropped_nor_unfenced(place: Place) -> None:
+    loaded(place, "more")
+    refused = remove(place, "orders", "--drop-target", "--yes")
+    assert refused.code == USAGE
+    assert "is also loaded by shop.more" in refused.err
+    assert remove(place, "orders", "--yes").code == DONE
+    assert recorded(place) == {**NOTHING, "fences": 1}
+    assert recorded(place, "more") == ALL
+
+
+def test_a_table_that_was_never_loaded_is_not_dropped(make_place: MakePlace) -> None:
+    place = make_place(ORDERS, databases=2)
+    place.target.execute("CREATE SCHEMA raw", "CREATE TABLE raw.orders (id int)")
+    done = remove(place, "orders", "--drop-target", "--yes")
+    assert done.code == DONE
+    assert "nothing is recorded" in done.out
+    assert place.target.value("SELECT to_regclass('raw.orders') IS NOT NULL")
+
+
+@pytest.mark.parametrize("name", ["or'ders", 'x" OR 1=1 --', "orders; DROP SCHEMA tidegate", "%"])
+def test_a_name_is_only_ever_a_name(place: Place, name: str) -> None:
+    refused = remove(place, name, "--yes")
+    assert refused.code == USAGE
+    assert f"there is no sync {name}" in refused.err
+    assert recorded(place) == ALL
+
+
+def test_odd_table_names_are_removed_and_dropped_like_any_other(make_place: MakePlace) -> None:
+    target = 'warehouse:raw."Odd ""%s"" ; DROP TABLE x"'
+    place = make_place({**ORDERS, "target": target})
+    loaded(place, "orders", target)
+    assert remove(place, "orders", "--drop-target", "--yes").code == DONE
+    assert recorded(place) == NOTHING
+    assert place.target.value("SELECT count(*) FROM pg_tables WHERE schemaname = 'raw'") == 0
