@@ -68,6 +68,9 @@ class Connections(Mapping[str, ConnectionSettings]):
         assert connection is not None
         return connection
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._raw  # the inherited one would resolve it
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._raw)
 
