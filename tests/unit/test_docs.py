@@ -1,0 +1,153 @@
+"""The documentation keeps up with the code: commands, options, links and examples."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from tidegate.cli.main import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    [
+        ROOT / "README.md",
+        ROOT / "CHANGELOG.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "examples").glob("*/README.md"),
+    ]
+)
+COMMANDS_PAGE = ROOT / "docs" / "commands.md"
+COMMON = "Common options"
+
+
+def walk(command: Any, path: str = "tidegate") -> Iterator[tuple[str, Any]]:
+    yield path, command
+    for name, child in getattr(command, "commands", {}).items():
+        yield from walk(child, f"{path} {name}")
+
+
+COMMANDS = dict(walk(typer.main.get_command(app)))
+
+
+def options_of(command: Any) -> set[str]:
+    """Every way to write an option of a command."""
+    found = {"--help"}
+    for parameter in command.params:
+        if parameter.param_type_name == "option":
+            found.update(parameter.opts)
+    return found
+
+
+def sections_of(page: Path) -> dict[str, str]:
+    """The text below each heading, up to the next one."""
+    parts = re.split(r"^#+ (.+)\n", page.read_text(), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def options_in_tables(text: str) -> set[str]:
+    cells = re.findall(r"^\| (`-[^|]*`) \|", text, flags=re.MULTILINE)
+    return {option for cell in cells for option in re.findall(r"`(-[-\w]+)", cell)}
+
+
+def shell_lines() -> Iterator[tuple[Path, str]]:
+    """Every line of every shell block in the documentation."""
+    for page in PAGES:
+        for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(), flags=re.M | re.S):
+            for line in block.splitlines():
+                yield page, line
+
+
+def invocations() -> list[tuple[str, list[str]]]:
+    """Each call of tidegate in the documentation: where, and its words."""
+    found: list[tuple[str, list[str]]] = []
+    for page, line in shell_lines():
+        words = shlex.split(line.replace("$(", " ").replace(")", " "), comments=True)
+        starts = [place for place, word in enumerate(words) if word == "tidegate"]
+        for start in starts:
+            end = start + 1
+            while end < len(words) and words[end] not in ("&&", "|", ";", "--", "tidegate"):
+                end += 1
+            found.append((f"{page.relative_to(ROOT)}: {line.strip()}", words[start + 1 : end]))
+    return found
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_every_command_is_documented(path: str) -> None:
+    assert path in sections_of(COMMANDS_PAGE)
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_every_option_is_documented_with_its_command(path: str) -> None:
+    sections = sections_of(COMMANDS_PAGE)
+    common = options_in_tables(sections[COMMON])
+    documented = options_in_tables(sections[path])
+    existing = options_of(COMMANDS[path])
+    assert existing - common == documented - common, path
+    assert documented <= existing, path
+
+
+@pytest.mark.parametrize(
+    "path", [path for path, command in COMMANDS.items() if not hasattr(command, "commands")]
+)
+def test_every_command_has_an_example_on_its_page_and_in_its_help(path: str) -> None:
+    section = sections_of(COMMANDS_PAGE)[path]
+    block = re.search(r"^```sh\n(.*?)^```", section, flags=re.M | re.S)
+    assert block is not None
+    assert path in block.group(1)
+    assert "Example: " in (COMMANDS[path].help or "")
+
+
+@pytest.mark.parametrize(
+    "path", [path for path, command in COMMANDS.items() if not hasattr(command, "commands")]
+)
+def test_every_command_has_the_common_options(path: str) -> None:
+    common = options_in_tables(sections_of(COMMANDS_PAGE)[COMMON])
+    # These two make a project instead of working on one.
+    if path in ("tidegate init", "tidegate demo"):
+        common -= {"--project", "-C", "--profile"}
+    assert common <= options_of(COMMANDS[path])
+
+
+@pytest.mark.parametrize(("where", "words"), invocations())
+def test_every_call_of_the_command_in_the_documentation_is_one_that_exists(
+    where: str, words: list[str]
+) -> None:
+    path = "tidegate"
+    used: list[tuple[str, str]] = []
+    for word in words:
+        if f"{path} {word}" in COMMANDS:
+            path = f"{path} {word}"
+        elif word.startswith("-") and word != "-":
+            used.append((path, word))
+    assert path != "tidegate" or used, where
+    for command, option in used:
+        assert option in options_of(COMMANDS[command]), where
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_a_heading_that_exist(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if link.startswith(("http://", "https://")):
+            continue
+        file, _, heading = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), link
+        if heading:
+            slugs = {
+                re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+                for title in sections_of(target)
+            }
+            assert heading in slugs, link
+
+
+def test_the_readme_leads_to_every_page_of_the_documentation() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f"(docs/{page.name})" in readme
