@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from tidegate.errors import TidegateError
@@ -36,6 +37,18 @@ def print_line(text: str) -> None:
     """One line of progress or result."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+@contextmanager
+def working(text: str) -> Iterator[None]:
+    """Show on a terminal that something is going on; lines printed meanwhile stay above it."""
+    if not sys.stdout.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console().status(text):
+        yield
 
 
 def print_error(error: TidegateError, *, as_json: bool) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, open_project
-from tidegate.cli.output import print_error, print_json, print_line
+from tidegate.cli.output import print_error, print_json, print_line, working
 from tidegate.errors import TidegateError, UsageError
 
 if TYPE_CHECKING:
@@ -49,13 +50,14 @@ def run(
     worst = 0
     for name in chosen:
         try:
-            report = opened.run(
-                name,
-                full_refresh=full_refresh,
-                max_batches=max_batches,
-                take_over=take_over,
-                step=None if as_json else _print_load,
-            )
+            with nullcontext() if as_json else working(f"{name}: loading"):
+                report = opened.run(
+                    name,
+                    full_refresh=full_refresh,
+                    max_batches=max_batches,
+                    take_over=take_over,
+                    step=None if as_json else _print_load,
+                )
         except TidegateError as error:
             worst = error.exit_code if worst in (0, error.exit_code) else 1
             reports.append(

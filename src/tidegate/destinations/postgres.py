@@ -20,7 +20,6 @@ from tidegate.errors import (
     DeclarationError,
     DestinationError,
     StagingLost,
-    TidegateError,
 )
 from tidegate.failpoints import reach
 from tidegate.ledger.fences import Fence, Fences, publisher_name
@@ -275,12 +274,3 @@ class PostgresDestination:
             )
             for write in writes
         ]
-
-
-def as_load_error(error: BaseException, doing: str) -> TidegateError:
-    """Any error of a load as one of ours."""
-    if isinstance(error, TidegateError):
-        return error
-    if isinstance(error, psycopg.Error):
-        return translate(error, doing)
-    return TidegateError(f"{doing}: {error}")
