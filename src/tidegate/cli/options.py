@@ -49,3 +49,21 @@ def open_project(folder: Path, profile: str | None) -> Project:
     from tidegate.project import Project
 
     return Project.open(folder, profile=profile, **_overrides)
+
+
+def choose_syncs(names: list[str], all_: bool, declared: list[str]) -> list[str]:
+    """The syncs a command was asked for."""
+    if all_ and names:
+        raise UsageError("--all and names were both given", "give one of them")
+    if all_:
+        if not declared:
+            raise UsageError(
+                "the project declares no sync", "add a [sync.NAME] section to tidegate.toml"
+            )
+        return declared
+    if not names:
+        raise UsageError(
+            "which sync?",
+            f"name one or more of {', '.join(declared) or '(none declared)'}, or --all",
+        )
+    return list(dict.fromkeys(names))

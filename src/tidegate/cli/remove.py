@@ -43,7 +43,7 @@ def remove(
     opened = open_project(project, profile)
     with translated(f"looking for {name}"):
         search = find_holdings(opened.context, name, opened.syncs)
-    found = [one for one in search.found if one.recorded]
+    found = search.found
     if not found:
         _nothing(name, name in opened.syncs, search, list(opened.syncs), as_json=as_json)
         return
@@ -77,11 +77,11 @@ def remove(
 def _remove(context: Context, one: Holdings, *, drop_target: bool, take_over: bool) -> None:
     from tidegate.control.jobs import Jobs
     from tidegate.insight.removal import remove_holdings
+    from tidegate.model.job import SYNC
     from tidegate.runtime.hold import hold_table
-    from tidegate.runtime.runner import KIND
 
     # A job of the sync's own kind: what the last run remembered must not outlive the removal.
-    request = {"kind": KIND, "name": one.name}
+    request = {"kind": SYNC, "name": one.name}
     result: dict[str, Any] = {
         "removed": True,
         "loads": 0,

@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, open_project
+from tidegate.cli.options import (
+    HERE,
+    AsJson,
+    Profile,
+    ProjectFolder,
+    choose_syncs,
+    open_project,
+)
 from tidegate.cli.output import print_error, print_json, print_line, working
-from tidegate.errors import TidegateError, UsageError
+from tidegate.errors import TidegateError
 
 if TYPE_CHECKING:
     from tidegate.model.load import LoadResult
@@ -45,7 +52,7 @@ def run(
     Example: tidegate run orders customers
     """
     opened = open_project(project, profile)
-    chosen = _choose(names or [], all_, list(opened.syncs))
+    chosen = choose_syncs(names or [], all_, list(opened.syncs))
     reports: list[dict[str, Any]] = []
     worst = 0
     for name in chosen:
@@ -74,23 +81,6 @@ def run(
     opened.close()
     if worst:
         raise typer.Exit(worst)
-
-
-def _choose(names: list[str], all_: bool, declared: list[str]) -> list[str]:
-    if all_ and names:
-        raise UsageError("--all and names were both given", "give one of them")
-    if all_:
-        if not declared:
-            raise UsageError(
-                "the project declares no sync", "add a [sync.NAME] section to tidegate.toml"
-            )
-        return declared
-    if not names:
-        raise UsageError(
-            "which sync?",
-            f"name one or more of {', '.join(declared) or '(none declared)'}, or --all",
-        )
-    return list(dict.fromkeys(names))
 
 
 def _print_load(sync: Sync, load: LoadResult) -> None:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, open_project
+from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, choose_syncs, open_project
 from tidegate.cli.output import print_error, print_json, print_line
-from tidegate.cli.run import _choose
 from tidegate.errors import TidegateError
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def verify(
     from tidegate.pipeline.verify import verify_sync
 
     opened = open_project(project, profile)
-    chosen = [opened.sync(name) for name in _choose(names or [], all_, list(opened.syncs))]
+    chosen = [opened.sync(name) for name in choose_syncs(names or [], all_, list(opened.syncs))]
     documents: list[Any] = []
     worst = 0
     for sync in chosen:

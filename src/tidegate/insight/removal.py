@@ -37,10 +37,6 @@ class Holdings:
     target_exists: bool
     shared_with: tuple[str, ...]
 
-    @property
-    def recorded(self) -> bool:
-        return bool(self.watermarks or self.moves or self.markers)
-
 
 @dataclass(frozen=True, slots=True)
 class Search:
@@ -76,11 +72,16 @@ def find_holdings(context: Context, name: str, syncs: Mapping[str, Sync]) -> Sea
 
 
 def check_drop(holdings: Holdings) -> None:
-    """Refuse to drop a table that somebody else loads as well."""
+    """Refuse to drop a table that somebody else loads as well, or that this sync never did."""
     if holdings.shared_with:
         raise UsageError(
             f"{holdings.target} is also loaded by {', '.join(holdings.shared_with)}",
             "leave out --drop-target, or remove those first",
+        )
+    if holdings.target_exists and not holdings.markers:
+        raise UsageError(
+            f"no load of {holdings.name} is in {holdings.target}, so the table may be another's",
+            "leave out --drop-target, and drop the table yourself if it is yours",
         )
 
 

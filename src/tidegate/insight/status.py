@@ -17,7 +17,7 @@ from tidegate.insight.vacuum import VacuumHolder, find_vacuum_holder
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.cursor import CursorType
 from tidegate.model.horizon import Horizon
-from tidegate.model.job import JobStatus
+from tidegate.model.job import SYNC, JobStatus
 from tidegate.model.plan import Lock
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
@@ -25,7 +25,6 @@ from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import resolve_source
 from tidegate.pipeline.loaded import pending_condition, refuse_other_cursor
 from tidegate.pipeline.lock import read_lock
-from tidegate.pipeline.plan import KIND
 from tidegate.pipeline.sessions import ReadMemory, Sessions
 from tidegate.postgres.connect import Connection, translate
 from tidegate.sources.horizon import read_horizon
@@ -115,7 +114,7 @@ def read_status(context: Context, syncs: Iterable[Sync]) -> ProjectStatus:
         try:
             control = sessions.control()
             project = context.settings.project.name
-            jobs = {} if control is None else Jobs(context.plane).recent(control, project, KIND)
+            jobs = {} if control is None else Jobs(context.plane).recent(control, project, SYNC)
             holder = find_vacuum_holder(sessions.control_database())
         except (TidegateError, psycopg.Error) as error:
             unreachable = _words(error)

@@ -8,6 +8,9 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
+SYNC = "sync"
+"""the kind of job that runs a sync"""
+
 
 class JobStatus(StrEnum):
     """pending → running → done | failed | cancelled; running → pending when reclaimed."""

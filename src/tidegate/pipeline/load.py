@@ -14,7 +14,7 @@ from tidegate.model.load import LoadPlan, LoadResult, Published
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.context import Context
-from tidegate.pipeline.stage import stage_batch
+from tidegate.pipeline.stage import Reading, stage_batch
 from tidegate.postgres.connect import Connection
 from tidegate.sources.postgres import PostgresSource
 
@@ -67,12 +67,7 @@ class Load:
     ) -> Published:
         newest = self.sync.duplicates == "newest"
         staged = stage_batch(
-            self.context,
-            self.sync,
-            self.source,
-            connection,
-            snapshot_name,
-            plan.batch,
+            Reading(self.context, self.sync, self.source, connection, snapshot_name, plan.batch),
             attempt_id=self.fence.attempt_id,
             prepare=lambda shape: self.destination.prepare(shape, watermark),
         )

@@ -19,6 +19,7 @@ from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.cursor import Guarantee
 from tidegate.model.horizon import Horizon
+from tidegate.model.job import SYNC
 from tidegate.model.plan import CursorPlan, KeyPlan, ProjectPlan, Refusal, SyncPlan, TargetPlan
 from tidegate.model.shape import Shape
 from tidegate.model.sync import Sync
@@ -29,7 +30,7 @@ from tidegate.pipeline.loaded import pending_condition, refuse_other_cursor
 from tidegate.pipeline.lock import read_lock, refuse_other_plane
 from tidegate.pipeline.reading import bounded, count_rows, read_only
 from tidegate.pipeline.sessions import Sessions
-from tidegate.pipeline.stage import _pass, _typed
+from tidegate.pipeline.stage import passed_columns, typed_columns
 from tidegate.pipeline.stamp import combine, read_stamp
 from tidegate.pipeline.sync import refuse_duplicates
 from tidegate.postgres.catalog import describe_table, is_empty
@@ -39,7 +40,6 @@ from tidegate.settings import SparkSettings
 from tidegate.sources.horizon import read_horizon
 from tidegate.sources.postgres import PostgresSource
 
-KIND = "sync"
 _KEY_CHECK_MILLISECONDS = 60_000
 _REMOTE_PARALLELISM = 4
 
@@ -185,7 +185,7 @@ class _Planning:
         if control is None:
             return False
         jobs = Jobs(self.sessions.context.plane)
-        known = jobs.last_result(control, self.sync.project, KIND, self.sync.name)
+        known = jobs.last_result(control, self.sync.project, SYNC, self.sync.name)
         before = known.get("fingerprints", {}).get(batch.kind.value, {})
         if before.get("version") != watermark.version:
             return False
@@ -200,7 +200,7 @@ class _Planning:
             source.read_statements(
                 connection,
                 batch,
-                _pass(source) if self.sync.transform is None else _typed(source),
+                passed_columns(source) if self.sync.transform is None else typed_columns(source),
                 partitions=self.sync.partitions,
                 parallelism=expected_parallelism(self.sessions.context.settings.spark),
             )
@@ -212,7 +212,7 @@ class _Planning:
             return None
         row = control.execute(
             self.sessions.context.plane.statement("throughput", "rows_per_second"),
-            {"project": self.sync.project, "kind": KIND, "name": self.sync.name},
+            {"project": self.sync.project, "kind": SYNC, "name": self.sync.name},
         ).fetchone()
         return row[0] if row else None
 

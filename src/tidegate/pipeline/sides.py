@@ -14,7 +14,7 @@ from tidegate.model.shape import Shape
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.compare import Hashing
 from tidegate.pipeline.loaded import pending_condition
-from tidegate.pipeline.stage import _pass
+from tidegate.pipeline.stage import passed_columns
 from tidegate.postgres.connect import Connection
 from tidegate.postgres.identifiers import qualified
 from tidegate.sources.postgres import PostgresSource
@@ -35,24 +35,17 @@ class LeftOut:
         return self.not_yet_loaded + self.without_cursor > 0
 
 
-def target_rows(
-    table: Table,
-    shape: Shape,
-    hashing: Hashing,
-    texts: set[str],
-    *,
-    left_out: LeftOut,
-) -> sql.Composed:
+def target_rows(table: Table, shape: Shape, hashing: Hashing, *, left_out: LeftOut) -> sql.Composed:
     """The target's side: its columns in the types of the load, so that both print alike."""
 
     def expression(name: str) -> sql.Composable:
         column, existing = shape.column(name), table.column(name)
         assert column is not None
         assert existing is not None
-        found: sql.Composable = sql.Identifier("t", name)
-        if existing.type != column.target_type:
-            found = sql.SQL("{}::{}").format(found, sql.SQL(column.target_type))
-        return sql.SQL("{}::text").format(found) if name in texts else found
+        found = sql.Identifier("t", name)
+        if existing.type == column.target_type:
+            return found
+        return sql.SQL("{}::{}").format(found, sql.SQL(column.target_type))
 
     key = [expression(name) for name in shape.key]
     query = sql.SQL("SELECT {} FROM {} t").format(
@@ -80,7 +73,9 @@ def send_left_out(
 ) -> LeftOut:
     """Stream the keys of source rows that are not loaded into the target's session."""
     target.execute(sql.SQL("CREATE TEMPORARY TABLE {} (k text) ON COMMIT DROP").format(LEFT_OUT))
-    select = dict(zip((column.name for column in source.columns), _pass(source), strict=True))
+    select = dict(
+        zip((column.name for column in source.columns), passed_columns(source), strict=True)
+    )
     key = sql.SQL(", ").join(select[name] for name in source.key)
 
     def send(where: sql.Composable) -> int:

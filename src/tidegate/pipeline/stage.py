@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from psycopg import sql
 
@@ -29,49 +30,60 @@ class Staged:
     writes: tuple[StagedWrite, ...]
 
 
-def stage_batch(
-    context: Context,
-    sync: Sync,
-    source: PostgresSource,
-    connection: Connection,
-    snapshot_name: str,
-    batch: Batch,
-    *,
-    attempt_id: str,
-    prepare: Callable[[Shape], None],
-) -> Staged:
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A batch as it is read: from which source, under which snapshot, for which sync."""
+
+    context: Context
+    sync: Sync
+    source: PostgresSource
+    connection: Connection
+    snapshot_name: str
+    batch: Batch
+
+    def reader(self, select: list[sql.Composable]) -> SnapshotReader:
+        return SnapshotReader(
+            conninfo=self.context.databases.portable_conninfo(self.sync.source.connection),
+            snapshot=self.snapshot_name,
+            statements=tuple(
+                self.source.read_statements(
+                    self.connection,
+                    self.batch,
+                    select,
+                    partitions=self.sync.partitions,
+                    parallelism=self.context.spark.parallelism(),
+                )
+            ),
+        )
+
+
+def stage_batch(reading: Reading, *, attempt_id: str, prepare: Callable[[Shape], None]) -> Staged:
     """Write the batch aside; `prepare` sees the shape before the first row moves."""
-    if sync.transform is None:
-        with context.databases.lease(sync.target.connection) as destination:
-            shape = passthrough_shape(destination, source)
-        prepare(shape)
-        if batch.rows == 0:
-            return Staged(shape, ())
-        reader = _reader(context, sync, source, connection, snapshot_name, batch, _pass(source))
-        place = _place(context, sync, shape, attempt_id)
-        return Staged(shape, stage_copy(context.spark.get(), reader, place))
-    return _stage_transformed(
-        context, sync, source, connection, snapshot_name, batch, attempt_id, prepare
-    )
+    context, sync, source = reading.context, reading.sync, reading.source
+    if sync.transform is not None:
+        return _stage_transformed(reading, sync.transform, attempt_id, prepare)
+    with context.databases.lease(sync.target.connection) as destination:
+        shape = passthrough_shape(destination, source)
+    prepare(shape)
+    if reading.batch.rows == 0:
+        return Staged(shape, ())
+    place = _place(context, sync, shape, attempt_id)
+    reader = reading.reader(passed_columns(source))
+    return Staged(shape, stage_copy(context.spark.get(), reader, place))
 
 
 def _stage_transformed(
-    context: Context,
-    sync: Sync,
-    source: PostgresSource,
-    connection: Connection,
-    snapshot_name: str,
-    batch: Batch,
+    reading: Reading,
+    transform: Callable[[Any], Any],
     attempt_id: str,
     prepare: Callable[[Shape], None],
 ) -> Staged:
     from tidegate.spark.transforming import apply_transform, frame_columns, read_frame, stage_frame
 
-    assert sync.transform is not None
-    reader = _reader(context, sync, source, connection, snapshot_name, batch, _typed(source))
+    context, sync, source = reading.context, reading.sync, reading.source
     columns = [(column.name, spark_type(column.wire)) for column in source.columns]
-    frame = read_frame(context.spark.get(), reader, columns)
-    result = apply_transform(sync.transform, frame, sync.name)
+    frame = read_frame(context.spark.get(), reading.reader(typed_columns(source)), columns)
+    result = apply_transform(transform, frame, sync.name)
     shape = transformed_shape(frame_columns(result, sync.name), source, sync)
     prepare(shape)
     place = _place(context, sync, shape, attempt_id)
@@ -108,30 +120,6 @@ def _target_type(column: Column, plain: str) -> str:
     return plain if column.via_text else column.wire
 
 
-def _reader(
-    context: Context,
-    sync: Sync,
-    source: PostgresSource,
-    connection: Connection,
-    snapshot_name: str,
-    batch: Batch,
-    select: list[sql.Composable],
-) -> SnapshotReader:
-    return SnapshotReader(
-        conninfo=context.databases.portable_conninfo(sync.source.connection),
-        snapshot=snapshot_name,
-        statements=tuple(
-            source.read_statements(
-                connection,
-                batch,
-                select,
-                partitions=sync.partitions,
-                parallelism=context.spark.parallelism(),
-            )
-        ),
-    )
-
-
 def _place(context: Context, sync: Sync, shape: Shape, attempt_id: str) -> StagingPlace:
     return StagingPlace(
         conninfo=context.databases.portable_conninfo(sync.target.connection),
@@ -142,7 +130,7 @@ def _place(context: Context, sync: Sync, shape: Shape, attempt_id: str) -> Stagi
     )
 
 
-def _pass(source: PostgresSource) -> list[sql.Composable]:
+def passed_columns(source: PostgresSource) -> list[sql.Composable]:
     """The select list of rows that travel in binary; what has no portable binary goes as text."""
     return [
         sql.SQL("{}::text").format(sql.Identifier(column.name))
@@ -154,7 +142,7 @@ def _pass(source: PostgresSource) -> list[sql.Composable]:
     ]
 
 
-def _typed(source: PostgresSource) -> list[sql.Composable]:
+def typed_columns(source: PostgresSource) -> list[sql.Composable]:
     """The select list of rows that become Arrow; what Spark has no type for goes as text."""
     return [
         sql.SQL("{name}::text AS {name}").format(name=sql.Identifier(column.name))

@@ -19,6 +19,7 @@ from tidegate.destinations.target import check_present, check_target
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.cursor import NullPolicy
+from tidegate.model.job import SYNC
 from tidegate.model.sync import Sync
 from tidegate.model.verification import Difference, Verdict, Verification
 from tidegate.model.watermark import Watermark
@@ -26,11 +27,10 @@ from tidegate.pipeline.compare import Comparison, Hashing, Side, compare
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import passthrough_shape, resolve_source
 from tidegate.pipeline.loaded import loaded_condition, pending_condition, refuse_other_cursor
-from tidegate.pipeline.plan import KIND
 from tidegate.pipeline.reading import read_only
 from tidegate.pipeline.sessions import Sessions
 from tidegate.pipeline.sides import LeftOut, send_left_out, target_rows, target_snapshot
-from tidegate.pipeline.stage import _pass
+from tidegate.pipeline.stage import passed_columns
 from tidegate.pipeline.verify_transformed import compare_transformed
 from tidegate.postgres.catalog import describe_table
 from tidegate.postgres.connect import Connection, translate
@@ -95,7 +95,7 @@ class _Verifying:
                 nulls = self._nulls_loaded(connection, source)
                 left_out = send_left_out(connection, target, source, watermark, nulls=nulls)
                 newest = self.sync.duplicates == "newest" and not shape.key_is_unique
-                select = dict(zip(shape.names, _pass(source), strict=True))
+                select = dict(zip(shape.names, passed_columns(source), strict=True))
                 expected = sql.SQL("SELECT {} FROM {} WHERE {}").format(
                     sql.SQL(", ").join(
                         sql.SQL("{} AS {}").format(one, sql.Identifier(name))
@@ -110,8 +110,7 @@ class _Verifying:
                 names = [sql.Identifier(name) for name in shape.names]
                 key = [sql.Identifier(name) for name in shape.key]
                 ours = sql.SQL("SELECT {} FROM ({}) e").format(hashing.row(key, names), expected)
-                texts = {column.name for column in source.columns if column.via_text}
-                theirs = target_rows(table, shape, hashing, texts, left_out=left_out)
+                theirs = target_rows(table, shape, hashing, left_out=left_out)
                 comparison = compare(Side(connection, ours), Side(target, theirs), hashing)
         return self._report(watermark, comparison, left_out)
 
@@ -151,7 +150,7 @@ class _Verifying:
         if control is None:
             return {}
         jobs = Jobs(self.sessions.context.plane)
-        return jobs.last_result(control, self.sync.project, KIND, self.sync.name)
+        return jobs.last_result(control, self.sync.project, SYNC, self.sync.name)
 
     def _nulls_loaded(self, connection: Connection, source: PostgresSource) -> bool:
         """Rows without a cursor count as loaded while they are as the last run left them."""

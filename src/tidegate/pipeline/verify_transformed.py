@@ -31,7 +31,7 @@ from tidegate.pipeline.sides import (
     target_rows,
     target_snapshot,
 )
-from tidegate.pipeline.stage import Staged, stage_batch
+from tidegate.pipeline.stage import Reading, Staged, stage_batch
 from tidegate.postgres.catalog import describe_table
 from tidegate.postgres.connect import Connection
 from tidegate.sources.postgres import PostgresSource, snapshot
@@ -108,7 +108,7 @@ class _Staging:
         ours = sql.SQL("SELECT {} FROM ({}) e").format(hashing.row(key, names), staged)
         if left_out.any:
             ours = sql.SQL("{} WHERE {}").format(ours, not_left_out(key))
-        theirs = target_rows(table, shape, hashing, set(), left_out=left_out)
+        theirs = target_rows(table, shape, hashing, left_out=left_out)
         return compare(Side(target, ours), Side(target, theirs), hashing)
 
     def _leave_out(self, target: Connection, shape: Shape, writes: Sequence[StagedWrite]) -> None:
@@ -152,12 +152,14 @@ class _Staging:
     ) -> list[Staged]:
         return [
             stage_batch(
-                self.sessions.context,
-                self.sync,
-                self.source,
-                connection,
-                snapshot_name,
-                replace(batch, rows=self._count(connection, batch)),
+                Reading(
+                    self.sessions.context,
+                    self.sync,
+                    self.source,
+                    connection,
+                    snapshot_name,
+                    replace(batch, rows=self._count(connection, batch)),
+                ),
                 attempt_id=self.attempt_id,
                 prepare=lambda _: None,
             )

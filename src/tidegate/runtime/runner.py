@@ -13,32 +13,25 @@ from uuid import UUID
 import psycopg
 import structlog
 
-from tidegate.control.jobs import DeadAttempt, Jobs
+from tidegate.control.jobs import Jobs
 from tidegate.control.observations import Observations
-from tidegate.control.workers import Worker, Workers
+from tidegate.control.workers import Workers
 from tidegate.destinations.postgres import PostgresDestination
-from tidegate.errors import BusyError, CommitUnknown, StaleAttempt, TidegateError
+from tidegate.errors import CommitUnknown, StaleAttempt, TidegateError
 from tidegate.failpoints import reach
-from tidegate.model.identity import resource_name
-from tidegate.model.job import Claim, JobRequest, JobStatus
+from tidegate.model.job import SYNC, Claim, JobRequest, JobStatus
 from tidegate.model.load import LoadResult
-from tidegate.model.relation import Endpoint
 from tidegate.model.sync import Sync
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import resolve_source
 from tidegate.pipeline.sync import SyncOutcome, SyncWork
-from tidegate.postgres.catalog import database_identity
 from tidegate.postgres.connect import Connection, translate
 from tidegate.runtime.attempt import LiveAttempt, raise_fence
+from tidegate.runtime.claiming import Claimed, claim_table, table_resource
 from tidegate.runtime.heartbeat import Heartbeat
-from tidegate.runtime.reclaim import reclaim_dead
 from tidegate.sources.postgres import PostgresSource
-from tidegate.version import __version__
 
 log = structlog.get_logger()
-
-KIND = "sync"
-_SUBMIT_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,101 +87,29 @@ class Runner:
         context = self._context
         with context.databases.connect(sync.source.connection, "tidegate source") as source_session:
             source = resolve_source(source_session, sync)
-            with context.databases.lease(sync.target.connection) as target_session:
-                resource = resource_name(database_identity(target_session), sync.target.relation)
-            control_id = context.control_id()
+            request = JobRequest(
+                project=sync.project,
+                kind=SYNC,
+                name=sync.name,
+                resource=table_resource(context, sync.target),
+                payload={"target": str(sync.target), "full_refresh": options.full_refresh},
+                max_attempts=context.settings.worker.max_attempts,
+            )
             destination = context.destination(sync.target)
             with context.plane.connect() as control:
-                claim, worker, worker_session = self._claim(
-                    control, sync, options, resource, control_id, destination
-                )
-                return self._work(
-                    sync,
-                    options,
-                    source,
-                    source_session,
-                    destination,
+                claimed = claim_table(
+                    context,
                     control,
-                    control_id,
-                    claim,
-                    worker,
-                    worker_session,
+                    destination,
+                    sync.target,
+                    request,
+                    actor=self._actor,
+                    take_over=options.take_over,
                 )
-
-    def _claim(
-        self,
-        control: Connection,
-        sync: Sync,
-        options: RunOptions,
-        resource: str,
-        control_id: UUID,
-        destination: PostgresDestination,
-    ) -> tuple[Claim, Worker, Connection]:
-        """Submit and claim, or take over what a dead run of the same sync left behind."""
-        if options.take_over:
-            self._take_over(destination, control_id)
-        reclaim_dead(
-            self._jobs,
-            control,
-            control_id,
-            lambda dead: self._destination_of(dead, resource, destination),
-            actor=self._actor,
-            resource=resource,
-        )
-        destination.sweep(lambda: self._jobs.live_attempts(control))
-        worker = Worker.of_this_process()
-        # A session of its own: the worker's advisory lock lives exactly as long.
-        worker_session = self._context.plane.connect()
-        try:
-            Workers(self._context.plane).register(worker_session, worker, __version__)
-            job_id = self._submit(control, sync, options, resource)
-            reach("job.submitted")
-            claim = self._jobs.claim(
-                control,
-                worker.worker_id,
-                lease_seconds=self._context.settings.worker.lease_seconds,
-                job_id=job_id,
-            )
-            if claim is None:
-                holder = self._jobs.holder(control, resource)
-                raise BusyError(
-                    f"{sync.target} was taken a moment ago by {holder or 'another process'}",
-                    "wait until it has finished, then run again",
+                destination.sweep(lambda: self._jobs.live_attempts(control))
+                return self._work(
+                    sync, options, source, source_session, destination, control, claimed
                 )
-        except BaseException:
-            worker_session.close()
-            raise
-        reach("job.claimed")
-        return claim, worker, worker_session
-
-    def _submit(self, control: Connection, sync: Sync, options: RunOptions, resource: str) -> UUID:
-        payload = {"target": str(sync.target), "full_refresh": options.full_refresh}
-        request = JobRequest(
-            project=sync.project,
-            kind=KIND,
-            name=sync.name,
-            resource=resource,
-            payload=payload,
-            max_attempts=self._context.settings.worker.max_attempts,
-        )
-        for _ in range(_SUBMIT_TRIES):
-            job_id = self._jobs.submit(control, request, self._actor)
-            if job_id is not None:
-                return job_id
-            holder = self._jobs.holder(control, resource)
-            if holder is None:
-                continue
-            if holder.status is not JobStatus.PENDING:
-                raise BusyError(
-                    f"{sync.target} is being loaded by {holder}",
-                    "wait until it has finished, then run again",
-                )
-            if holder.name == sync.name and holder.payload == payload:
-                return holder.job_id
-            self._jobs.drop_pending(
-                control, holder.job_id, self._actor, f"superseded by a run of {sync.name}"
-            )
-        raise BusyError(f"{sync.target} is wanted by several processes at once", "try again")
 
     def _work(
         self,
@@ -198,16 +119,13 @@ class Runner:
         source_session: Connection,
         destination: PostgresDestination,
         control: Connection,
-        control_id: UUID,
-        claim: Claim,
-        worker: Worker,
-        worker_session: Connection,
+        claimed: Claimed,
     ) -> RunReport:
-        settings = self._context.settings.worker
+        settings, claim = self._context.settings.worker, claimed.claim
         heartbeat = Heartbeat(
-            worker_session,
+            claimed.session,
             self._jobs,
-            worker,
+            claimed.worker,
             claim,
             lease_seconds=settings.lease_seconds,
             interval_seconds=settings.heartbeat_seconds,
@@ -216,7 +134,7 @@ class Runner:
         heartbeat.start()
         outcome = SyncOutcome()
         try:
-            fence = raise_fence(destination, self._jobs, control, claim, control_id)
+            fence = raise_fence(destination, self._jobs, control, claim, self._context.control_id())
             work = SyncWork(
                 context=self._context,
                 sync=sync,
@@ -226,7 +144,7 @@ class Runner:
                 attempt=LiveAttempt(self._jobs, control, claim, heartbeat, fence, self._actor),
                 memory=Observations(self._context.plane, control, sync.pipeline),
                 known_fingerprints=self._jobs.last_result(
-                    control, sync.project, KIND, sync.name
+                    control, sync.project, SYNC, sync.name
                 ).get("fingerprints", {}),
                 full_refresh=options.full_refresh,
                 max_batches=options.max_batches,
@@ -239,7 +157,7 @@ class Runner:
                 # Interrupted Spark work fails in many ways; the reason is that we were replaced.
                 heartbeat.check_alive()
                 raise
-            return self._finish(control, claim, worker, heartbeat, outcome)
+            return self._finish(control, claimed, heartbeat, outcome)
         except StaleAttempt as error:
             log.warning(
                 "writeback_stale_attempt",
@@ -265,11 +183,11 @@ class Runner:
     def _finish(
         self,
         control: Connection,
-        claim: Claim,
-        worker: Worker,
+        claimed: Claimed,
         heartbeat: Heartbeat,
         outcome: SyncOutcome,
     ) -> RunReport:
+        claim = claimed.claim
         heartbeat.check_alive()
         won = self._jobs.finish(
             control, claim, JobStatus.DONE, actor=self._actor, result=_result(outcome)
@@ -277,7 +195,7 @@ class Runner:
         if not won:
             raise StaleAttempt(f"the attempt {claim.attempt_id} was replaced by another")
         reach("job.finished")
-        Workers(self._context.plane).forget(control, worker)
+        Workers(self._context.plane).forget(control, claimed.worker)
         return RunReport(claim.job_id, "done", outcome)
 
     def _fail(
@@ -297,18 +215,6 @@ class Runner:
         if self._context.spark.started:
             with suppress(Exception):
                 self._context.spark.get().interruptAll()
-
-    def _take_over(self, destination: PostgresDestination, control_id: UUID) -> None:
-        destination.ledger.ensure()
-        with destination.open() as connection:
-            destination.fences.seize(connection, str(destination.relation), control_id)
-
-    def _destination_of(
-        self, dead: DeadAttempt, resource: str, destination: PostgresDestination
-    ) -> PostgresDestination | None:
-        if dead.resource == resource:
-            return destination
-        return self._context.destination(Endpoint.parse(dead.payload["target"]))
 
 
 def _result(outcome: SyncOutcome) -> dict[str, Any]:
