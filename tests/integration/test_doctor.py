@@ -9,6 +9,7 @@ import sys
 import uuid
 import venv
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -320,10 +321,7 @@ def test_a_standby_may_be_read_but_not_written(
     [
         ({"pool_mode": "transaction"}, Pooling.TRANSACTION),
         ({"pool_mode": "statement"}, Pooling.TRANSACTION),
-        (
-            {"pool_mode": "transaction", "min_pool_size": "4", "server_round_robin": "1"},
-            Pooling.TRANSACTION,
-        ),
+        ({"pool_mode": "transaction", "server_round_robin": "1"}, Pooling.TRANSACTION),
         ({"pool_mode": "session"}, Pooling.SESSION),
         (
             {"pool_mode": "session", "default_pool_size": "1", "query_wait_timeout": "1"},
@@ -345,6 +343,26 @@ def test_a_pooler_is_recognised_by_the_server_processes_behind_it(
         pooled = make_conninfo(address, port=port)
         assert detect_pooling(partial(connect, pooled, name="pooled")) is pooling
     assert detect_pooling(partial(connect, address, name="direct")) is Pooling.NONE
+
+
+@pytest.mark.parametrize("servers", [2, 16])
+def test_servers_handed_out_in_turn_do_not_pass_for_sessions(
+    server: EmbeddedServer,
+    make_database: Any,
+    tmp_path: Path,
+    pytestconfig: pytest.Config,
+    servers: int,
+) -> None:
+    address = make_database("pooled")
+    settings = {"pool_mode": "transaction", "server_round_robin": "1"}
+    assert pytestconfig.cache is not None
+    with pgbouncer(server, pytestconfig.cache.mkdir("pgbouncer"), tmp_path, settings) as port:
+        pooled = make_conninfo(address, port=port)
+        with ExitStack() as stack:
+            # Transactions at the same time make the pool open as many servers.
+            for _ in range(servers):
+                stack.enter_context(psycopg.connect(pooled)).execute("SELECT 1")
+        assert detect_pooling(partial(connect, pooled, name="pooled")) is Pooling.TRANSACTION
 
 
 def test_a_pooler_in_transaction_mode_is_a_failure_with_its_fix(
