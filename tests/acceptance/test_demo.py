@@ -37,6 +37,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return folder, json.loads(done.stdout)
 
 
+def commands_to_try(printed: str) -> list[str]:
+    """What the demo ends with, as it can be pasted into a shell."""
+    offered = printed.partition("Try next")[2].partition("A project of your own")[0]
+    lines = [line.strip() for line in offered.splitlines()[1:]]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
 def verdicts(step: dict[str, Any]) -> dict[str, str]:
     return {row["table"]: row["verdict"] for row in step["tables"]}
 
@@ -89,7 +96,7 @@ def test_the_demo_stops_its_server_and_leaves_a_project_that_runs(
         server.stop("immediate")
 
 
-def test_the_demo_starts_afresh_and_tells_its_story_in_plain_lines(
+def test_the_demo_starts_afresh_and_what_it_says_in_plain_lines_can_be_typed(
     finished: tuple[Path, dict[str, Any]],
 ) -> None:
     folder, report = finished
@@ -99,6 +106,12 @@ def test_the_demo_starts_afresh_and_tells_its_story_in_plain_lines(
         done = run_demo(folder, "--keep")
         assert done.returncode == 0, done.stdout + done.stderr
         assert server.is_running()
+        commands = commands_to_try(done.stdout)
+        assert len(commands) >= 6
+        for command in commands:
+            tried = subprocess.run(command, shell=True, capture_output=True, text=True)
+            assert tried.returncode == 0, f"{command}\n{tried.stdout}\n{tried.stderr}"
+        assert not server.is_running()
     finally:
         server.stop("immediate")
     assert not (folder / "left-behind").exists()

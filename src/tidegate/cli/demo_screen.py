@@ -84,12 +84,9 @@ class DemoScreen:
         self.say("", 0)
         state = "its Postgres is running" if keep else "its Postgres starts again by itself"
         self.say(f"Try next ({state}):", 0, style="bold")
-        commands = [
-            (f"{program} {arguments.replace('FOLDER', at)}", why) for arguments, why in _NEXT
-        ]
-        width = max(len(command) for command, _ in commands)
-        for command, why in commands:
-            self.say(f"{command.ljust(width)}   # {why}")
+        for arguments, why in _NEXT:
+            self.say(f"# {why}", style="dim")
+            self.say(f"{program} {arguments.replace('FOLDER', at)}")
         self.say("A project of your own:", 0, style="bold")
         self.say(f'{program} init my_project --source "postgresql://user@host/database"')
 
@@ -108,10 +105,13 @@ class DemoScreen:
 
 _NEXT = (
     ("status -C FOLDER", "where every sync stands"),
-    ("watermark show orders -C FOLDER", "how far it got, each move with who and why"),
-    ("verify --all -C FOLDER", "compare source and target yourself"),
-    ("watermark rewind orders 2026-01-15 --reason 'trying' -C FOLDER", "go back in time, then"),
-    ("run --all -C FOLDER", "load again; nothing doubles"),
+    ("watermark show orders -C FOLDER", "how far one has got; each move with who and why"),
+    ("verify --all -C FOLDER", "compare source and target"),
+    (
+        "watermark rewind orders 2026-01-15 --reason 'trying' -C FOLDER",
+        "go back in time, and load again: nothing doubles",
+    ),
+    ("run --all -C FOLDER", "this one in cron, and the copy follows its source"),
     ("db stop -C FOLDER", "stop its Postgres"),
 )
 
