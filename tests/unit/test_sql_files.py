@@ -20,9 +20,6 @@ ALL = sorted(file.relative_to(FOLDER).with_suffix("").as_posix() for file in FOL
 FILES = [name for name in ALL if not name.startswith(SCRIPTS)]
 NAMED = [(file, name) for file in FILES for name in statements(file)]
 
-# The depth of the queue is asked for by what scales the workers.
-FOR_OTHERS = {("control/job_queue", "depth")}
-
 
 def test_every_file_holds_statements() -> None:
     assert FILES
@@ -48,8 +45,6 @@ def test_every_place_for_a_name_is_filled(file: str, name: str) -> None:
 
 @pytest.mark.parametrize(("file", "name"), NAMED, ids=[f"{f}:{n}" for f, n in NAMED])
 def test_every_statement_is_used_by_its_own_name(file: str, name: str) -> None:
-    if (file, name) in FOR_OTHERS:
-        return
     assert any(f'"{name}"' in text.read_text(encoding="utf-8") for text in ROOT.rglob("*.py"))
 
 

@@ -80,6 +80,7 @@ class Heartbeat:
                 self._rejoin()
             if self._jobs.beat(self._connection, self._claim, self._lease):
                 self._leased_until = sent_at + self._lease
+                Workers(self._jobs.plane).beat(self._connection, self._worker)
             else:
                 self._give_up("replaced")
         except (psycopg.Error, TidegateError) as error:

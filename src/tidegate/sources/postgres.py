@@ -97,15 +97,6 @@ class PostgresSource:
             )
         return Batch(BatchKind.NULLS, rows=count)
 
-    def rows_above(self, connection: Connection, watermark: Watermark) -> tuple[int, str | None]:
-        """How many rows lie above the watermark, and the highest cursor; for plan and status."""
-        if watermark.value is None:
-            return self._count(connection, sql.SQL("{} IS NOT NULL").format(self.cursor_identifier))
-        return self._count(
-            connection,
-            sql.SQL("{} > {}").format(self.cursor_identifier, self.value(watermark.value)),
-        )
-
     def condition(self, batch: Batch) -> sql.Composed:
         """The WHERE clause of a batch."""
         if batch.kind is BatchKind.NULLS:

@@ -72,10 +72,6 @@ WHERE q.claimed_at IS NOT NULL
   AND (%(resource)s::text IS NULL OR j.resource = %(resource)s)
   AND (q.lease_until < now() OR l.pid IS NULL)
 
--- name: depth
--- How many jobs wait to be claimed.
-SELECT count(*) FROM {schema}.job_queue WHERE claimed_at IS NULL AND visible_at <= now()
-
 -- name: live_attempts
 -- Attempts that hold a job.
 SELECT attempt_id FROM {schema}.job_queue WHERE attempt_id IS NOT NULL
