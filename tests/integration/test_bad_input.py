@@ -121,6 +121,27 @@ def test_the_raise_policy_raises_before_anything_is_loaded(
     )
 
 
+def test_a_cursor_of_another_type_than_the_watermark_is_refused(make_project: MakeProject) -> None:
+    project, place = make_project(ORDERS)
+    seed(place)
+    project.run("orders")
+    file = place.folder / "tidegate.toml"
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace('cursor = "updated_at"', 'cursor = "id"'), encoding="utf-8")
+    changed = place.open(project.context.spark)
+    refused(
+        place,
+        lambda: changed.run("orders"),
+        2,
+        "is a timestamp with time zone, but cursor id is a integer",
+        "tidegate run orders --full-refresh",
+    )
+    assert changed.run("orders", full_refresh=True).rows == 5
+    assert changed.watermark("orders").value == "5"
+    place.source.execute("ALTER TABLE orders ALTER id TYPE bigint")
+    assert changed.run("orders").found_nothing
+
+
 def test_an_unknown_sync_is_refused_with_the_nearest(make_place: MakePlace) -> None:
     place = make_place(ORDERS)
     refused(place, lambda: place.open().run("order"), 2, "there is no sync order", "orders")

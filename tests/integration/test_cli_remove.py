@@ -19,6 +19,7 @@ from tidegate.control.jobs import Jobs
 from tidegate.control.workers import Worker, Workers
 from tidegate.errors import FenceLost
 from tidegate.ledger.fences import Fence, Fences
+from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.identity import new_attempt_id, resource_name
 from tidegate.model.job import Claim, JobRequest
 from tidegate.model.relation import Endpoint
@@ -228,6 +229,14 @@ def test_a_table_that_was_never_loaded_is_not_dropped(make_place: MakePlace) -> 
     done = remove(place, "orders", "--drop-target", "--yes")
     assert done.code == DONE
     assert "nothing is recorded" in done.out
+    ledger = place.open().context.ledger("warehouse")
+    ledger.ensure()
+    with ledger.connect() as session:
+        Watermarks(ledger).ensure(session, "shop.orders", "raw.orders", "date")
+    refused = remove(place, "orders", "--drop-target", "--yes")
+    assert refused.code == USAGE
+    assert "no load of orders is in warehouse:raw.orders" in refused.err
+    assert remove(place, "orders", "--yes").code == DONE
     assert place.target.value("SELECT to_regclass('raw.orders') IS NOT NULL")
 
 

@@ -59,17 +59,42 @@ def statements(
     )
 
 
-batches = st.sampled_from(
-    [
-        Batch(BatchKind.RANGE, None, "5", rows=50),
-        Batch(BatchKind.RANGE, "2", "6", rows=50),
-        Batch(BatchKind.LOOKBACK, "-1", "4", rows=50),
-        Batch(BatchKind.FULL, None, "7", rows=50),
-        Batch(BatchKind.NULLS, rows=50),
-        Batch(BatchKind.TIE, "3", "4", None, ("40",), rows=50),
-        Batch(BatchKind.TIE, "3", "4", ("40",), None, closes_tie=True, rows=50),
-    ]
-)
+BATCHES = [
+    Batch(BatchKind.RANGE, None, "5", rows=50),
+    Batch(BatchKind.RANGE, "2", "6", rows=50),
+    Batch(BatchKind.LOOKBACK, "-1", "4", rows=50),
+    Batch(BatchKind.FULL, None, "7", rows=50),
+    Batch(BatchKind.NULLS, rows=50),
+    Batch(BatchKind.TIE, "3", "4", None, ("40",), rows=50),
+    Batch(BatchKind.TIE, "3", "4", ("40",), None, closes_tie=True, rows=50),
+]
+
+
+def fill(session: Connection, kind: str, values: list[int | None]) -> None:
+    session.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    session.execute(KINDS[kind])  # type: ignore[arg-type]
+    table = "orders_1" if kind == "view" else "orders"
+    with session.cursor().copy(f"COPY {table} FROM STDIN") as copy:  # type: ignore[arg-type]
+        for number, value in enumerate(values, 1):
+            copy.write_row((number, value, "x" * 900))
+    if kind == "inherited":
+        session.execute("INSERT INTO orders_1 SELECT id + 1000, c, pad FROM ONLY orders")
+
+
+def expected(session: Connection, found: PostgresSource, batch: Batch) -> list[int]:
+    whole = sql.SQL("SELECT id FROM orders WHERE {}").format(found.condition(batch))
+    return read(session, [whole.as_string(session)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_batch_is_shared_out_without_loss(session: Connection, kind: str) -> None:
+    fill(session, kind, [None if n % 9 == 0 else n % 9 for n in range(80)])
+    for policy in (None, NullPolicy.INCLUDE):
+        found = source(session, policy)
+        for batch in BATCHES:
+            wanted = expected(session, found, batch)
+            assert wanted
+            assert read(session, statements(session, found, batch, 4)) == wanted
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -78,7 +103,7 @@ batches = st.sampled_from(
 )
 @given(
     values=st.lists(st.none() | st.integers(0, 8), max_size=80),
-    batch=batches,
+    batch=st.sampled_from(BATCHES),
     partitions=st.integers(1, 9),
     include_nulls=st.booleans(),
 )
@@ -90,24 +115,10 @@ def test_every_row_of_a_batch_is_read_by_exactly_one_statement(
     partitions: int,
     include_nulls: bool,
 ) -> None:
-    session.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-    session.execute(KINDS[kind])  # type: ignore[arg-type]
-    table = "orders_1" if kind == "view" else "orders"
-    with session.cursor().copy(f"COPY {table} FROM STDIN") as copy:  # type: ignore[arg-type]
-        for number, value in enumerate(values, 1):
-            copy.write_row((number, value, "x" * 900))
-    if kind == "inherited":
-        session.execute("INSERT INTO orders_1 SELECT id + 1000, c, pad FROM ONLY orders")
+    fill(session, kind, values)
     found = source(session, NullPolicy.INCLUDE if include_nulls else None)
-    expected = read(
-        session,
-        [
-            sql.SQL("SELECT id FROM orders WHERE {}")
-            .format(found.condition(batch))
-            .as_string(session)
-        ],
-    )
-    assert read(session, statements(session, found, batch, partitions)) == expected
+    wanted = expected(session, found, batch)
+    assert read(session, statements(session, found, batch, partitions)) == wanted
 
 
 def test_a_large_share_of_a_table_is_read_by_blocks_and_a_small_one_by_its_index(
