@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import socket
 import uuid
@@ -9,6 +10,14 @@ from dataclasses import dataclass
 
 from tidegate.control.plane import ControlPlane
 from tidegate.postgres.connect import Connection
+
+
+def user_name() -> str:
+    """Who runs this process; in a container that may be a number without a name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
 
 
 @dataclass(frozen=True, slots=True)

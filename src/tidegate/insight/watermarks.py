@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from psycopg import errors as pg
 
+from tidegate.control.workers import user_name
 from tidegate.errors import BusyError, TidegateError, UsageError
 from tidegate.ledger.watermarks import Move, Watermarks
 from tidegate.model.cursor import CursorType
@@ -88,7 +88,7 @@ class SyncWatermark:
                 value,
                 cursor_type=cursor_type,
                 new_generation=not forward,
-                moved_by=getpass.getuser(),
+                moved_by=user_name(),
                 reason=reason,
             )
 

@@ -187,7 +187,10 @@ class _Planning:
         jobs = Jobs(self.sessions.context.plane)
         known = jobs.last_result(control, self.sync.project, SYNC, self.sync.name)
         before = known.get("fingerprints", {}).get(batch.kind.value, {})
-        if before.get("version") != watermark.version:
+        if (before.get("version"), before.get("update_id")) != (
+            watermark.version,
+            watermark.update_id,
+        ):
             return False
         return bool(before.get("fingerprint") == source.fingerprint(connection, batch))
 

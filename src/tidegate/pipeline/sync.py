@@ -162,7 +162,7 @@ class SyncWork:
             # Of a lookback in pieces only the last one makes the whole of it known.
             for kind, known in self.outcome.fingerprints.items():
                 if kind == batch.kind.value:
-                    known["version"] = plan.version + 1
+                    known.update(version=plan.version + 1, update_id=plan.update_id)
         self.outcome.loads.append(result)
         self.step(result)
         return not batch.is_last
@@ -239,9 +239,13 @@ class SyncWork:
         kind = batch.kind.value
         now = self.source.fingerprint(self.connection, batch)
         known = self.known_fingerprints.get(kind, {})
-        same: bool = known == {"fingerprint": now, "version": watermark.version}
-        self.outcome.fingerprints[kind] = {"fingerprint": now, "version": watermark.version}
-        return same
+        found = {
+            "fingerprint": now,
+            "version": watermark.version,
+            "update_id": watermark.update_id,
+        }
+        self.outcome.fingerprints[kind] = found
+        return bool(known == found)
 
     def _check_key(self) -> None:
         """On the first load, look once at the whole key unless an index vouches for it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 import psycopg
 
 from tidegate.control.jobs import Jobs
-from tidegate.control.workers import Workers
+from tidegate.control.workers import Workers, user_name
 from tidegate.destinations.postgres import PostgresDestination
 from tidegate.errors import StaleAttempt
 from tidegate.ledger.fences import Fence
@@ -49,7 +48,7 @@ def hold_table(
     `request` holds the kind and name of the job that stands for this work in the history. What
     a dead run left locked is freed first; what nobody works on gives way.
     """
-    actor = f"{getpass.getuser()} ({command})"
+    actor = f"{user_name()} ({command})"
     jobs = Jobs(context.plane)
     destination = context.destination(target)
     job = JobRequest(

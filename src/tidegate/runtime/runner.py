@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,7 +14,7 @@ import structlog
 
 from tidegate.control.jobs import Jobs
 from tidegate.control.observations import Observations
-from tidegate.control.workers import Workers
+from tidegate.control.workers import Workers, user_name
 from tidegate.destinations.postgres import PostgresDestination
 from tidegate.errors import CommitUnknown, StaleAttempt, TidegateError
 from tidegate.failpoints import reach
@@ -79,7 +78,7 @@ class Runner:
         self._context = context
         self._jobs = Jobs(context.plane)
         self._step = step or (lambda _sync, _load: None)
-        self._actor = f"{getpass.getuser()} (tidegate run)"
+        self._actor = f"{user_name()} (tidegate run)"
 
     def run(self, sync: Sync, options: RunOptions | None = None) -> RunReport:
         """Run one sync to its horizon; refuses bad declarations before anything is written."""
