@@ -9,6 +9,10 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from tidegate.model.plan import ProjectPlan, SyncPlan
+from tidegate.pipeline.plan import plan_project
+from tidegate.project import Project
+
 ORDERS = {"source": "shop:public.orders", "target": "warehouse:raw.orders", "cursor": "updated_at"}
 CREATE = (
     "CREATE TABLE orders (id bigint PRIMARY KEY, total numeric(10,2),"
@@ -50,3 +54,15 @@ def open_transaction(database: Any, statement: str) -> Iterator[None]:
         connection.execute(statement)
         yield
         connection.rollback()
+
+
+def plan_all(project: Project) -> ProjectPlan:
+    found = plan_project(project.context, project.syncs.values())
+    assert project.context.spark.started is False
+    return found
+
+
+def plan_one(project: Project) -> SyncPlan:
+    found = plan_all(project)
+    assert found.refusals == ()
+    return found.plans[0]
