@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +52,14 @@ def sync(
     batch_rows: int | None = None,
     partitions: int | None = None,
     schedule: str | None = None,
+    columns: str | Sequence[str] | None = None,
+    exclude_columns: str | Sequence[str] | None = None,
+    where: str | None = None,
+    query: str | None = None,
+    before_sql: str | Sequence[str] | None = None,
+    after_sql: str | Sequence[str] | None = None,
+    checks: Mapping[str, str] | None = None,
+    reject_limit: float | str | None = None,
 ) -> Callable[[Transform], Transform]:
     """Declare a sync whose rows pass through the decorated function; its name is the sync's.
 

@@ -8,6 +8,7 @@ TidegateError
 ├── ConnectionFailed          a database cannot be reached or refuses us
 ├── DestinationError          the destination cannot take the rows
 │   ├── TargetGone            the target was dropped or emptied under its watermark
+│   ├── ChecksFailed          more rows fail their checks than the declaration allows
 │   └── StagingLost           staged rows vanished before publishing; stage again
 ├── SourceError               the source cannot be read as declared
 ├── TransformError            the user's function failed or returned something unusable
@@ -76,6 +77,10 @@ class DestinationError(TidegateError):
 
 class TargetGone(DestinationError):
     """The target was dropped or emptied while its watermark remains."""
+
+
+class ChecksFailed(DestinationError):
+    """More rows fail their checks than the declaration allows."""
 
 
 class StagingLost(DestinationError):

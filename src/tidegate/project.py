@@ -16,7 +16,8 @@ from tidegate.insight.markers import Marker
 from tidegate.insight.watermarks import SyncWatermark
 from tidegate.model.cursor import NullPolicy
 from tidegate.model.load import LoadResult
-from tidegate.model.relation import Endpoint
+from tidegate.model.relation import Endpoint, Relation
+from tidegate.model.rules import Check, Duplicates, Mode
 from tidegate.model.sync import Sync
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import nearest
@@ -121,7 +122,12 @@ class Project:
         return found
 
     def _make(self, name: str, values: SyncSettings, transform: Any) -> Sync:
-        source, target = Endpoint.parse(values.source), Endpoint.parse(values.target)
+        target = Endpoint.parse(values.target)
+        source = (
+            Endpoint.parse(values.source)
+            if values.query is None
+            else Endpoint(values.source, Relation("(query)", name))
+        )
         for endpoint in (source, target):
             if endpoint.connection not in self.settings.connections:
                 self.settings.connection(endpoint.connection)
@@ -130,7 +136,7 @@ class Project:
             name=name,
             source=source,
             target=target,
-            mode=values.mode,
+            mode=Mode(values.mode),
             key=values.key,
             cursor=values.cursor,
             changes=values.changes,
@@ -138,10 +144,18 @@ class Project:
             settle_seconds=values.settle_seconds,
             null_cursor=None if values.null_cursor is None else NullPolicy(values.null_cursor),
             cursor_timezone=values.cursor_timezone,
-            duplicates=values.duplicates,
+            duplicates=Duplicates(values.duplicates),
             batch_rows=values.batch_rows,
             partitions=values.partitions,
             schedule=values.schedule,
+            columns=values.columns,
+            exclude_columns=values.exclude_columns,
+            where=values.where,
+            query=values.query,
+            before_sql=values.before_sql,
+            after_sql=values.after_sql,
+            checks=tuple(Check(*one) for one in values.checks.items()),
+            reject_limit=values.reject_limit,
             transform=transform,
         )
 

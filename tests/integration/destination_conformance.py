@@ -103,7 +103,7 @@ def load(
 
 
 class DestinationConformance:
-    """The contract: exists, stage, check, publish, discard, watermark, and the merge rules."""
+    """The contract of every mode: exists, stage, check, publish, discard, watermark."""
 
     def test_before_the_first_load_nothing_exists(self, make_harness: MakeHarness) -> None:
         harness = make_harness()
@@ -258,6 +258,17 @@ class DestinationConformance:
         assert harness.sweep() == 1
         assert harness.staged_tables() == 0
 
+    def test_an_empty_full_batch_empties_the_target(self, make_harness: MakeHarness) -> None:
+        harness = make_harness()
+        load(harness, (1, "a", 5), (2, "b", 5))
+        fence = harness.attempt()
+        assert harness.publish(fence, (), Batch(BatchKind.FULL, None, "10")).changed == 2
+        assert harness.rows() == []
+
+
+class MergeConformance(DestinationConformance):
+    """What merge adds: one row per key, the newest wins, unchanged rows are left alone."""
+
     def test_a_row_that_changed_replaces_the_old_one(self, make_harness: MakeHarness) -> None:
         harness = make_harness()
         load(harness, (1, "a", 1), (2, "b", 1))
@@ -374,10 +385,3 @@ class DestinationConformance:
         )
         assert published.changed == 3
         assert harness.rows() == [(1, "restored", 2), (3, "c", 5), (4, "new", 1)]
-
-    def test_an_empty_full_batch_empties_the_target(self, make_harness: MakeHarness) -> None:
-        harness = make_harness()
-        load(harness, (1, "a", 5), (2, "b", 5))
-        fence = harness.attempt()
-        assert harness.publish(fence, (), Batch(BatchKind.FULL, None, "10")).changed == 2
-        assert harness.rows() == []

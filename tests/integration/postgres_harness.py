@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -12,6 +13,7 @@ from psycopg import sql
 from integration.conftest import Database
 from integration.destination_conformance import Row
 from tidegate.destinations.postgres import PostgresDestination, Publication
+from tidegate.destinations.target import physical_table
 from tidegate.ledger.fences import Fence
 from tidegate.ledger.ledger import Ledger
 from tidegate.model.batch import Batch
@@ -19,6 +21,7 @@ from tidegate.model.cursor import CursorType
 from tidegate.model.identity import new_attempt_id
 from tidegate.model.load import Published, StagedWrite
 from tidegate.model.relation import Relation
+from tidegate.model.rules import Duplicates, Rules
 from tidegate.model.shape import Shape, StagedColumn
 from tidegate.model.staging import new_write_id
 from tidegate.model.watermark import Watermark
@@ -33,15 +36,18 @@ def open_session(conninfo: str, application: str = "tidegate") -> Connection:
 def make_shape(columns: str, key: str, cursor: str | None, *, unique: bool) -> Shape:
     pairs = [part.split(maxsplit=1) for part in columns.split(", ")]
     staged = tuple(StagedColumn(name, kind, kind) for name, kind in pairs)
-    return Shape(staged, tuple(key.split(", ")), cursor, unique)
+    return Shape(staged, tuple(key.split(", ")) if key else (), cursor, unique)
 
 
 class PostgresHarness:
     """A target in a database, staged by the same statements as Spark's tasks use."""
 
-    def __init__(self, database: Database, shape: Shape, **options: Any) -> None:
+    def __init__(
+        self, database: Database, shape: Shape, rules: Rules | None = None, **options: Any
+    ) -> None:
         self.database = database
         self.shape = shape
+        self.rules = rules or Rules()
         ledger = Ledger(connect=partial(open_session, database.conninfo))
         self.destination = PostgresDestination(
             connect=partial(open_session, database.conninfo),
@@ -52,11 +58,16 @@ class PostgresHarness:
         )
         self.token = 0
         ledger.ensure()
-        self.destination.prepare(shape, self.watermark())
+        self.destination.prepare(shape, self.watermark(), self.rules)
 
     @property
     def table(self) -> str:
         return str(self.destination.relation)
+
+    @property
+    def physical(self) -> str:
+        """The table that holds the rows."""
+        return str(physical_table(self.destination.relation, self.shape, self.rules))
 
     def attempt(self) -> Fence:
         self.token += 1
@@ -85,7 +96,7 @@ class PostgresHarness:
         return tuple(writes)
 
     def check(self, fence: Fence, writes: Sequence[StagedWrite], *, newest: bool = False) -> None:
-        self.destination.check(self.shape, writes, fence, newest=newest)
+        self.destination.check(self.shape, writes, fence, self._rules(newest))
 
     def publish(
         self,
@@ -106,9 +117,9 @@ class PostgresHarness:
                 watermark=watermark or self.watermark(),
                 cursor_type=CursorType.BIGINT,
                 fence=fence,
-                newest_duplicates=newest,
                 moved_by="test",
                 remaining_seconds=lambda: 60.0,
+                rules=self._rules(newest),
             )
         )
 
@@ -129,11 +140,12 @@ class PostgresHarness:
             self.database.execute(f'TRUNCATE tidegate."{table}"')
 
     def refuse_writes(self) -> None:
-        self.database.execute(f"ALTER TABLE {self.table} ADD CHECK (false) NOT VALID")
+        self.database.execute(f"ALTER TABLE {self.physical} ADD CHECK (false) NOT VALID")
 
     def rows(self) -> list[Row]:
-        order = ", ".join(self.shape.key)
-        return self.database.execute(f"SELECT * FROM {self.table} ORDER BY {order}")
+        order = ", ".join(self.shape.key) or "1"
+        names = ", ".join(self.shape.names)
+        return self.database.execute(f"SELECT {names} FROM {self.table} ORDER BY {order}")
 
     def markers(self) -> list[str]:
         rows = self.database.execute(
@@ -144,6 +156,10 @@ class PostgresHarness:
 
     def staged_tables(self) -> int:
         return len(self._staged())
+
+    def _rules(self, newest: bool) -> Rules:
+        duplicates = Duplicates.NEWEST if newest else self.rules.duplicates
+        return replace(self.rules, duplicates=duplicates)
 
     def _staged(self) -> list[str]:
         rows = self.database.execute(

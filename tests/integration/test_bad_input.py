@@ -52,7 +52,36 @@ ORDERS = {"source": "shop:public.orders", "target": "warehouse:raw.orders", "cur
             ["key column idd does not exist in public.orders", "did you mean id?"],
         ),
         ({"cursor": "name"}, 2, ["cursor name is of type text", "a cursor is a timestamp"]),
-        ({"mode": "append"}, 2, ['mode = "append" is not available yet', 'use mode = "merge"']),
+        ({"mode": "replace"}, 2, ["cursor = 'updated_at' means nothing", "remove the cursor"]),
+        (
+            {"mode": "append", "lookback": "1 hour"},
+            2,
+            ["append without a key would add the rows of its lookback again", "declare a key"],
+        ),
+        ({"columns": ["name", "updated_at"]}, 2, ["key column id is left out of the columns"]),
+        ({"columns": ["id", "nmae"]}, 2, ["column nmae does not exist", "did you mean name?"]),
+        ({"where": "nmae = 'n'"}, 2, ["its where cannot be read", "nmae"]),
+        ({"where": "true) OR (SELECT"}, 2, ["its where cannot be read", "syntax error"]),
+        (
+            {"source": "shop", "query": "SELECT id, id FROM orders"},
+            2,
+            ["columns that cannot be told apart: id"],
+        ),
+        (
+            {"source": "shop", "query": "DELETE FROM orders RETURNING *"},
+            2,
+            ["its query cannot be read", "it must be a single SELECT"],
+        ),
+        (
+            {"source": "shop", "query": "SELECT * FROM orders"},
+            2,
+            ["the query has no primary key, and merge needs a key"],
+        ),
+        (
+            {"source": "shop", "query": "SELECT * FROM orders", "key": "id"},
+            2,
+            ["cursor updated_at of the query may be NULL", 'null_cursor = "raise"'],
+        ),
         ({"lookback": 5}, 2, ["lookback = 5 for a cursor of time", 'lookback = "10 minutes"']),
         ({"target": "shop:public.orders"}, 2, ["source and target are the same table"]),
         ({"key": ["name"]}, 2, ["the key (name) of public.orders is not unique: (n) occurs 2"]),
@@ -133,7 +162,7 @@ def test_a_cursor_of_another_type_than_the_watermark_is_refused(make_project: Ma
         place,
         lambda: changed.run("orders"),
         2,
-        "is a timestamp with time zone, but cursor id is a integer",
+        "its cursor was updated_at and is now id",
         "tidegate run orders --full-refresh",
     )
     assert changed.run("orders", full_refresh=True).rows == 5

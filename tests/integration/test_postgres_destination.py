@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import psycopg
 import pytest
 
 from integration.conftest import Database
-from integration.destination_conformance import DestinationConformance, MakeHarness, load
+from integration.destination_conformance import MakeHarness, MergeConformance, load
 from integration.postgres_harness import PostgresHarness, make_shape
 from tidegate.errors import DestinationError, FenceLost, LoadError, TargetGone
 from tidegate.model.batch import Batch, BatchKind
+from tidegate.model.rules import Rules
 from tidegate.model.shape import Shape, StagedColumn
 
 
@@ -30,7 +30,7 @@ def make_harness(database: Database) -> MakeHarness:
     return make
 
 
-class TestPostgresDestination(DestinationConformance):
+class TestMerge(MergeConformance):
     """The contract that all destinations share."""
 
 
@@ -86,7 +86,7 @@ def test_the_target_is_made_with_types_keys_and_not_null(database: Database) -> 
         f" AND conrelid = '{harness.table}'::regclass"
     )
     assert key == "PRIMARY KEY (id)"
-    harness.destination.prepare(shape, harness.watermark())
+    harness.destination.prepare(shape, harness.watermark(), Rules())
 
 
 def test_staging_is_unlogged_and_named_for_its_attempt(harness: PostgresHarness) -> None:
@@ -108,7 +108,7 @@ def remake(harness: PostgresHarness, columns: str) -> None:
 
 def test_a_target_of_wider_types_takes_the_rows_again_and_again(harness: PostgresHarness) -> None:
     remake(harness, "id bigint PRIMARY KEY, name varchar, c numeric, extra text DEFAULT 'x'")
-    harness.destination.prepare(harness.shape, harness.watermark())
+    harness.destination.prepare(harness.shape, harness.watermark(), Rules())
     load(harness, (1, "a", 1), (2, "b", 1))
     before = versions(harness)
     assert load(harness, (1, "a", 1), (2, "changed", 2)).changed == 1
@@ -157,14 +157,14 @@ def test_a_target_that_cannot_take_the_rows_is_refused_by_column(
 ) -> None:
     remake(harness, columns)
     with pytest.raises(DestinationError, match=problem) as raised:
-        harness.destination.prepare(harness.shape, harness.watermark())
+        harness.destination.prepare(harness.shape, harness.watermark(), Rules())
     assert "change the table, or choose another target" in str(raised.value)
 
 
 def test_all_that_stands_in_the_way_is_said_at_once(harness: PostgresHarness) -> None:
     remake(harness, "id text, d int NOT NULL")
     with pytest.raises(DestinationError) as raised:
-        harness.destination.prepare(harness.shape, harness.watermark())
+        harness.destination.prepare(harness.shape, harness.watermark(), Rules())
     for part in ("column id is text", "no column name", "no column c", "column d", "unique index"):
         assert part in str(raised.value)
 
@@ -173,7 +173,7 @@ def test_all_that_stands_in_the_way_is_said_at_once(harness: PostgresHarness) ->
 def test_a_target_that_is_no_table_is_refused(harness: PostgresHarness, kind: str) -> None:
     harness.database.execute(f"DROP TABLE {harness.table}", f"CREATE {kind}".format(harness.table))
     with pytest.raises(DestinationError, match="is not a table"):
-        harness.destination.prepare(harness.shape, harness.watermark())
+        harness.destination.prepare(harness.shape, harness.watermark(), Rules())
 
 
 @pytest.mark.parametrize("harm", ["DROP TABLE {}", "TRUNCATE {}", "DELETE FROM {}"])
@@ -182,7 +182,7 @@ def test_a_target_that_lost_its_rows_is_noticed(harness: PostgresHarness, harm: 
     harness.database.execute(harm.format(harness.table))
     for look in (
         harness.destination.check_present,
-        partial(harness.destination.prepare, harness.shape),
+        lambda watermark: harness.destination.prepare(harness.shape, watermark, Rules()),
     ):
         with pytest.raises(TargetGone, match=r"1 rows are recorded in it up to 1") as raised:
             look(harness.watermark())

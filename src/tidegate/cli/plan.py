@@ -62,8 +62,8 @@ def _lines(plan: SyncPlan) -> list[str]:
         ("moves", f"{plan.source} → {plan.target}, {plan.mode}{_transformed(plan)}"),
         ("key", _key(plan)),
         ("cursor", _cursor(plan)),
-        ("watermark", f"{plan.watermark or 'at the start'} (generation {plan.generation})"),
-        ("horizon", _horizon(plan)),
+        ("watermark", _watermark(plan)),
+        *([("horizon", _horizon(plan))] if plan.cursor is not None else []),
         ("guarantee", f"{plan.guarantee}: {plan.because}"),
         ("to load", _rows(plan)),
         ("target", _target(plan)),
@@ -85,14 +85,24 @@ def _transformed(plan: SyncPlan) -> str:
 
 
 def _key(plan: SyncPlan) -> str:
+    if not plan.key.columns:
+        return "none: rows are not told apart"
     origin = "declared" if plan.key.declared else "primary key"
     proof = "unique by an index" if plan.key.proven else "no unique index proves it"
     return f"{', '.join(plan.key.columns)} ({origin}, {proof})"
 
 
 def _cursor(plan: SyncPlan) -> str:
+    if plan.cursor is None:
+        return "none: everything is read each time"
     index = "indexed" if plan.cursor.indexed else "no index"
     return f"{plan.cursor.name}, {plan.cursor.type}, {index}; {plan.cursor.stamped}"
+
+
+def _watermark(plan: SyncPlan) -> str:
+    if plan.cursor is None:
+        return "loaded" if plan.version else "never loaded"
+    return f"{plan.watermark or 'at the start'} (generation {plan.generation})"
 
 
 def _horizon(plan: SyncPlan) -> str:

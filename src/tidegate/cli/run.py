@@ -75,7 +75,7 @@ def run(
             continue
         reports.append(_document(name, report))
         if not as_json:
-            print_line(_summary(name, report))
+            print_line(_summary(opened.sync(name), report))
     if as_json:
         print_json(reports)
     opened.close()
@@ -85,20 +85,32 @@ def run(
 
 def _print_load(sync: Sync, load: LoadResult) -> None:
     already = ", was already in" if load.already else ""
+    rejected = f", {load.rejected:,} rejected" if load.rejected else ""
     print_line(
-        f"{sync.name}: {load.rows:,} rows, {load.changed:,} changed, {load.batch}, "
+        f"{sync.name}: {load.rows:,} rows, {load.changed:,} changed{rejected}, {load.batch}, "
         f"{load.seconds:.1f} s{already}"
     )
 
 
-def _summary(name: str, report: RunReport) -> str:
+def _summary(sync: Sync, report: RunReport) -> str:
+    from tidegate.destinations.quarantine import rejected_table
+    from tidegate.model.rules import Mode
+
+    name = sync.name
     if report.status == "stale":
         return f"{name}: another attempt took over; this one published nothing more"
     watermark = report.outcome.watermark.value if report.outcome.watermark else None
+    at = (
+        f"watermark {watermark or 'at the start'}" if sync.mode is not Mode.REPLACE else "all of it"
+    )
     if report.found_nothing:
-        text = f"{name}: ran, found nothing new; watermark {watermark or 'at the start'}"
+        text = f"{name}: ran, found nothing new; {at}"
     else:
-        text = f"{name}: done, {report.outcome.rows:,} rows, watermark {watermark}"
+        text = f"{name}: done, {report.outcome.rows:,} rows, {at}"
+    if report.outcome.rejected:
+        text += (
+            f"; {report.outcome.rejected:,} rejected, see {rejected_table(sync.target.relation)}"
+        )
     horizon = report.outcome.horizon
     if horizon is not None and horizon.held_by is not None:
         text += f"; held back by {horizon.held_by}"
@@ -113,6 +125,7 @@ def _document(name: str, report: RunReport) -> dict[str, Any]:
         "status": report.status,
         "rows": outcome.rows,
         "changed": outcome.changed,
+        "rejected": outcome.rejected,
         "found_nothing": report.found_nothing,
         "watermark": outcome.watermark.value if outcome.watermark else None,
         "held_by": str(outcome.horizon.held_by)
@@ -124,6 +137,7 @@ def _document(name: str, report: RunReport) -> dict[str, Any]:
                 "batch": str(load.batch),
                 "rows": load.rows,
                 "changed": load.changed,
+                "rejected": load.rejected,
                 "seconds": round(load.seconds, 3),
             }
             for load in outcome.loads

@@ -205,3 +205,11 @@ class Jobs:
             {"project": project, "kind": kind, "name": name},
         ).fetchone()
         return dict(row[0]) if row and row[0] else {}
+
+    def last_target(self, connection: Connection, project: str, kind: str, name: str) -> str | None:
+        """Where the latest successful job of this name loaded into."""
+        row = connection.execute(
+            self.plane.statement("jobs", "last_target"),
+            {"project": project, "kind": kind, "name": name},
+        ).fetchone()
+        return row[0] if row else None

@@ -32,7 +32,7 @@ def newest_rows(rows: sql.Composable, shape: Shape) -> sql.Composed:
     order: list[sql.Composable] = [sql.Identifier(name) for name in shape.key]
     if shape.cursor is not None:
         order.append(sql.SQL("{} DESC NULLS LAST").format(sql.Identifier(shape.cursor)))
-    order.append(sql.SQL("ROW({})::text DESC").format(column_list(shape.names)))
+    order.append(sql.SQL('ROW({})::text COLLATE "C" DESC').format(column_list(shape.names)))
     return sql.SQL("SELECT DISTINCT ON ({}) {} FROM ({}) d ORDER BY {}").format(
         column_list(shape.key), column_list(shape.names), rows, sql.SQL(", ").join(order)
     )
@@ -71,7 +71,7 @@ def merge_statement(
         target=qualified(target),
         names=column_list(shape.names),
         rows=rows,
-        same_key=_same_key("o", "s", shape.key),
+        same_key=same_key("o", "s", shape.key),
         old=column_list(shape.names, "o"),
         new=column_list(shape.names, "s"),
         stale=stale,
@@ -90,7 +90,14 @@ def insert_statement(target: Relation, rows: sql.Composable, shape: Shape) -> sq
 def delete_others_statement(target: Relation, rows: sql.Composable, shape: Shape) -> sql.Composed:
     """Remove what a full batch does not hold."""
     return sql.SQL("DELETE FROM {} t WHERE NOT EXISTS (SELECT FROM ({}) s WHERE {})").format(
-        qualified(target), rows, _same_key("t", "s", shape.key)
+        qualified(target), rows, same_key("t", "s", shape.key)
+    )
+
+
+def delete_same_statement(target: Relation, rows: sql.Composable, shape: Shape) -> sql.Composed:
+    """Remove the rows whose keys come again."""
+    return sql.SQL("DELETE FROM {} t WHERE EXISTS (SELECT FROM ({}) s WHERE {})").format(
+        qualified(target), rows, same_key("t", "s", shape.key)
     )
 
 
@@ -121,7 +128,8 @@ def total_rows(writes: Sequence[StagedWrite]) -> int:
     return sum(write.rows for write in writes)
 
 
-def _same_key(left: str, right: str, key: Sequence[str]) -> sql.Composed:
+def same_key(left: str, right: str, key: Sequence[str]) -> sql.Composed:
+    """Whether the rows of two aliases have one key."""
     return sql.SQL(" AND ").join(
         sql.SQL("{} = {}").format(sql.Identifier(left, name), sql.Identifier(right, name))
         for name in key

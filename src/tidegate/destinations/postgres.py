@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -13,7 +14,14 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from tidegate.destinations import merge
-from tidegate.destinations.target import check_present, ensure_target, fit_shape
+from tidegate.destinations.apply import Application, Applied
+from tidegate.destinations.quarantine import passing_rows, set_aside
+from tidegate.destinations.target import (
+    check_present,
+    ensure_target,
+    fit_shape,
+    physical_table,
+)
 from tidegate.errors import (
     CommitUnknown,
     ConnectionFailed,
@@ -31,11 +39,12 @@ from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.cursor import CursorType
 from tidegate.model.load import Published, StagedWrite
 from tidegate.model.relation import Relation
+from tidegate.model.rules import Duplicates, Mode, Rules
 from tidegate.model.shape import Shape
 from tidegate.model.staging import staging_table
 from tidegate.model.watermark import Watermark
-from tidegate.postgres.catalog import is_empty
-from tidegate.postgres.connect import Connection, session_lost, translate
+from tidegate.postgres.catalog import describe_table, is_empty
+from tidegate.postgres.connect import Connection, first_line, session_lost, translate
 from tidegate.postgres.identifiers import qualified
 
 # A publisher never idles inside its transaction, so a stopped one is ended this soon.
@@ -54,9 +63,10 @@ class Publication:
     watermark: Watermark
     cursor_type: CursorType | None
     fence: Fence
-    newest_duplicates: bool
     moved_by: str
     remaining_seconds: Callable[[], float]
+    rules: Rules
+    declaration: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +107,24 @@ class PostgresDestination:
         with self.open() as connection:
             check_present(connection, self.relation, watermark)
 
-    def prepare(self, shape: Shape, watermark: Watermark) -> None:
+    def holds_rows(self) -> bool:
+        """Whether the target is there and has any row."""
+        with self.open() as connection:
+            found = describe_table(connection, self.relation) is not None
+            return found and not is_empty(connection, qualified(self.relation))
+
+    def prepare(self, shape: Shape, watermark: Watermark, rules: Rules) -> None:
         """Make or check the target, before anything is staged."""
         with self.open() as connection:
-            check_present(connection, self.relation, watermark)
-            ensure_target(connection, self.relation, shape)
+            if rules.mode is not Mode.REPLACE:
+                check_present(connection, self.relation, watermark)
+            ensure_target(connection, self.relation, shape, rules)
             Watermarks(self.ledger).ensure(
                 connection, watermark.pipeline, str(self.relation), watermark.cursor_type
             )
 
     def check(
-        self, shape: Shape, writes: Sequence[StagedWrite], fence: Fence, *, newest: bool
+        self, shape: Shape, writes: Sequence[StagedWrite], fence: Fence, rules: Rules
     ) -> None:
         """Verify what was staged: all there, no key missing, none twice."""
         if not writes:
@@ -124,7 +141,9 @@ class PostgresDestination:
                     f"({', '.join(shape.key)})",
                     "choose a key that every row has",
                 )
-            if shape.key_is_unique or newest:
+            # Two rows with one key are two versions where all versions are kept.
+            tolerated = rules.duplicates is Duplicates.NEWEST or rules.mode is Mode.APPEND
+            if shape.key_is_unique or tolerated:
                 return
             twice = connection.execute(merge.duplicate_key_statement(rows, shape)).fetchone()
             if twice:
@@ -183,12 +202,14 @@ class PostgresDestination:
                 markers.touch(connection, publication.update_id, self.relation)
                 reach("publish.marked")
                 # 4.
-                changed, first = self._apply(connection, publication)
+                _run_all(connection, publication.rules.before_sql, "before_sql", self.relation)
+                rows = merge.total_rows(publication.writes)
+                applied, rejected = self._apply(connection, publication, rows)
+                _run_all(connection, publication.rules.after_sql, "after_sql", self.relation)
                 reach("publish.applied")
                 # 5.
-                rows = merge.total_rows(publication.writes)
                 before = publication.watermark
-                after = before.after(publication.batch, rows, publication.update_id)
+                after = before.after(publication.batch, rows - rejected, publication.update_id)
                 Watermarks(self.ledger).move(
                     connection,
                     before,
@@ -198,13 +219,15 @@ class PostgresDestination:
                     attempt_id=fence.attempt_id,
                     moved_by=publication.moved_by,
                     reason=f"load {publication.batch.kind.value}",
+                    declaration=publication.declaration,
                 )
                 reach("publish.moved")
             reach("publish.committed")
-            if first:
+            if applied.first:
                 # Without statistics the next merge would be planned for an empty table.
-                connection.execute(sql.SQL("ANALYZE {}").format(qualified(self.relation)))
-            return Published(rows, changed)
+                table = physical_table(self.relation, publication.shape, publication.rules)
+                connection.execute(sql.SQL("ANALYZE {}").format(qualified(table)))
+            return Published(rows, applied.changed, rejected=rejected)
 
     def _bound(self, connection: Connection, remaining_seconds: float) -> None:
         """Nothing here may outlast its welcome: a stopped publisher must not block others."""
@@ -220,35 +243,34 @@ class PostgresDestination:
             )
         connection.execute("SET LOCAL synchronous_commit = on")
 
-    def _apply(self, connection: Connection, publication: Publication) -> tuple[int, bool]:
-        shape = fit_shape(connection, self.relation, publication.shape)
-        writes = publication.writes
-        full = publication.batch.kind is BatchKind.FULL
-        empty = is_empty(connection, qualified(self.relation))
-        if not writes:
-            if not full:
-                return 0, False
-            deleted = connection.execute(
-                sql.SQL("DELETE FROM {}").format(qualified(self.relation))
-            ).rowcount
-            return deleted, False
-        rows: sql.Composable = merge.staged_rows(
-            self._tables(writes, publication.fence), shape, cast=True
+    def _apply(
+        self, connection: Connection, publication: Publication, total: int
+    ) -> tuple[Applied, int]:
+        """Put the rows in; those that fail their checks are set aside and counted."""
+        rules, writes = publication.rules, publication.writes
+        table = physical_table(self.relation, publication.shape, rules)
+        shape = fit_shape(connection, table, publication.shape)
+        rows: sql.Composable | None = None
+        rejected = 0
+        if writes:
+            rows = merge.staged_rows(self._tables(writes, publication.fence), shape, cast=True)
+            newest = rules.duplicates is Duplicates.NEWEST and rules.mode is not Mode.APPEND
+            if newest and shape.key and not shape.key_is_unique:
+                rows = merge.newest_rows(rows, shape)
+            if rules.checks:
+                rejected = set_aside(
+                    connection, self.relation, rows, shape, rules, publication.update_id, total
+                )
+                rows = passing_rows(rows, rules)
+        application = Application(
+            relation=self.relation,
+            rows=rows,
+            shape=shape,
+            rules=rules,
+            update_id=publication.update_id,
+            full=publication.batch.kind is BatchKind.FULL,
         )
-        if not shape.key_is_unique and publication.newest_duplicates:
-            rows = merge.newest_rows(rows, shape)
-        if empty:
-            inserted = connection.execute(merge.insert_statement(self.relation, rows, shape))
-            return inserted.rowcount, True
-        changed = 0
-        if full:
-            changed += connection.execute(
-                merge.delete_others_statement(self.relation, rows, shape)
-            ).rowcount
-        changed += connection.execute(
-            merge.merge_statement(self.relation, rows, shape, newest_wins=not full)
-        ).rowcount
-        return changed, False
+        return application.apply(connection), rejected
 
     def _check_counts(
         self, connection: Connection, writes: Sequence[StagedWrite], fence: Fence
@@ -274,3 +296,20 @@ class PostgresDestination:
             )
             for write in writes
         ]
+
+
+def _run_all(
+    connection: Connection, statements: Sequence[str], what: str, relation: Relation
+) -> None:
+    """Run the user's own statements inside the load's transaction."""
+    for text in statements:
+        try:
+            # Asking for binary results, so that one text must be one statement.
+            connection.execute(sql.SQL(text), binary=True)
+        except psycopg.Error as error:
+            if session_lost(error):
+                raise
+            raise DestinationError(
+                f"{what} of {relation} failed: {first_line(error)}",
+                "nothing of this load was published; correct the statement and run again",
+            ) from error

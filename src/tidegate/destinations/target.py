@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from psycopg import errors as pg
 from psycopg import sql
 
+from tidegate.destinations import append
+from tidegate.destinations.create import create_table, create_versions
+from tidegate.destinations.quarantine import check_conditions, ensure_rejected
 from tidegate.errors import DestinationError, TargetGone
 from tidegate.model.column import RelationKind, Table
 from tidegate.model.relation import Relation
+from tidegate.model.rules import Mode, Rules
 from tidegate.model.shape import Shape
 from tidegate.model.watermark import Watermark
 from tidegate.postgres.catalog import describe_table, is_empty
@@ -28,47 +31,42 @@ _LOSSY = {
 }
 
 
-def ensure_target(connection: Connection, relation: Relation, shape: Shape) -> bool:
-    """Create the target if it is missing, else check that it can take the rows; True if made."""
-    table = describe_table(connection, relation)
-    if table is not None:
-        check_target(connection, table, shape)
+def ensure_target(connection: Connection, relation: Relation, shape: Shape, rules: Rules) -> None:
+    """Create the target if it is missing, else check that it can take the rows."""
+    if not check_existing(connection, relation, shape, rules):
+        if is_versioned(shape, rules):
+            create_versions(connection, relation, shape)
+        else:
+            create_table(connection, relation, shape)
+        # Somebody else may have made it in the same moment, and otherwise.
+        check_existing(connection, relation, shape, rules)
+    ensure_rejected(connection, relation, shape, rules)
+
+
+def check_existing(connection: Connection, relation: Relation, shape: Shape, rules: Rules) -> bool:
+    """Whether the target is there; refuses one that cannot take the rows."""
+    check_conditions(connection, shape, rules.checks)
+    table = relation
+    if is_versioned(shape, rules):
+        append.check_names(relation, shape)
+        if not append.check_view(connection, relation):
+            return False
+        table = append.raw_table(relation)
+    existing = describe_table(connection, table)
+    if existing is None:
         return False
-    definitions: list[sql.Composable] = [
-        sql.SQL("{} {}{}").format(
-            sql.Identifier(column.name),
-            sql.SQL(column.target_type),
-            sql.SQL(" NOT NULL" if column.not_null or column.name in shape.key else ""),
-        )
-        for column in shape.columns
-    ]
-    if shape.key:
-        definitions.append(sql.SQL("PRIMARY KEY ({})").format(column_list(shape.key)))
-    try:
-        with connection.transaction():
-            exists = connection.execute(
-                "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = %s)", (relation.schema,)
-            ).fetchone()
-            if not (exists and exists[0]):
-                connection.execute(
-                    sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(relation.schema))
-                )
-            connection.execute(
-                sql.SQL("CREATE TABLE {} ({})").format(
-                    qualified(relation), sql.SQL(", ").join(definitions)
-                )
-            )
-    except (pg.DuplicateTable, pg.DuplicateSchema, pg.UniqueViolation) as error:
-        if isinstance(error, pg.DuplicateTable) and not describe_table(connection, relation):
-            raise DestinationError(f"{relation} is not a table", "choose another target") from None
-        return ensure_target(connection, relation, shape)
-    except pg.InsufficientPrivilege as error:
-        raise DestinationError(
-            f"role {connection.info.user} may not create {relation}: {error.diag.message_primary}",
-            f"GRANT CREATE ON SCHEMA {relation.schema} TO {connection.info.user}, or create the "
-            "table beforehand",
-        ) from None
+    check_target(connection, existing, shape, rules)
     return True
+
+
+def is_versioned(shape: Shape, rules: Rules) -> bool:
+    """Whether every version of a row is kept, behind a view."""
+    return rules.mode is Mode.APPEND and bool(shape.key)
+
+
+def physical_table(relation: Relation, shape: Shape, rules: Rules) -> Relation:
+    """The table that takes the rows: the target, or the one behind its view."""
+    return append.raw_table(relation) if is_versioned(shape, rules) else relation
 
 
 def fit_shape(connection: Connection, relation: Relation, shape: Shape) -> Shape:
@@ -116,7 +114,7 @@ def check_present(connection: Connection, relation: Relation, watermark: Waterma
         )
 
 
-def check_target(connection: Connection, table: Table, shape: Shape) -> None:
+def check_target(connection: Connection, table: Table, shape: Shape, rules: Rules) -> None:
     """Refuse a target that cannot take the rows, naming every column that stands in the way."""
     relation = table.relation
     if table.kind not in (RelationKind.TABLE, RelationKind.PARTITIONED):
@@ -139,22 +137,41 @@ def check_target(connection: Connection, table: Table, shape: Shape) -> None:
             problems.append(
                 f"its column {column.name} is {existing.type}, the rows have {column.target_type}"
             )
-    names = set(shape.names)
+    names = {*shape.names, *(append.ADDED if is_versioned(shape, rules) else ())}
     for column_name, has_default in _required_columns(connection, table):
         if column_name not in names and not has_default:
             problems.append(f"its column {column_name} is NOT NULL and nothing fills it")
-    if shape.key and not any(set(unique) == set(shape.key) for unique in table.unique_keys):
+    upserts = rules.mode in (Mode.MERGE, Mode.REPLACE) and bool(shape.key)
+    if upserts and not any(set(unique) == set(shape.key) for unique in table.unique_keys):
         problems.append(
             f"it has no unique index on ({', '.join(shape.key)}): "
             + sql.SQL("ALTER TABLE {} ADD UNIQUE ({})")
             .format(qualified(relation), column_list(shape.key))
             .as_string(connection)
         )
+    if rules.mode is Mode.DELETE_INSERT or (rules.mode is Mode.REPLACE and not shape.key):
+        problems += _cascades(connection, table, rules)
     if problems:
         raise DestinationError(
             f"{relation} cannot take these rows: " + "; ".join(problems),
             "change the table, or choose another target",
         )
+
+
+def _cascades(connection: Connection, table: Table, rules: Rules) -> list[str]:
+    """Rows of other tables that would go, or change, with every row that is deleted here."""
+    rows = connection.execute(
+        "SELECT c.conname, format('%%I.%%I', n.nspname, r.relname) FROM pg_constraint c"
+        " JOIN pg_class r ON r.oid = c.conrelid JOIN pg_namespace n ON n.oid = r.relnamespace"
+        " WHERE c.confrelid = %s AND c.contype = 'f' AND c.confdeltype IN ('c', 'n', 'd')"
+        " AND c.conparentid = 0 ORDER BY 2, 1",
+        (table.oid,),
+    )
+    return [
+        f"{rules.mode} deletes rows that come again, and foreign key {name} of {other} would take "
+        'its rows along (use mode = "merge", or a foreign key without ON DELETE)'
+        for name, other in rows
+    ]
 
 
 def _required_columns(connection: Connection, table: Table) -> list[tuple[str, bool]]:

@@ -21,9 +21,10 @@ from tidegate.model.job import SYNC, JobStatus
 from tidegate.model.plan import Lock
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
+from tidegate.pipeline.changed import refuse_changed
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import resolve_source
-from tidegate.pipeline.loaded import pending_condition, refuse_other_cursor
+from tidegate.pipeline.loaded import pending_condition
 from tidegate.pipeline.lock import read_lock
 from tidegate.pipeline.sessions import ReadMemory, Sessions
 from tidegate.postgres.connect import Connection, translate
@@ -149,7 +150,7 @@ class _Look:
         result: dict[str, Any] = (job.result or {}) if job else {}
         return SyncStatus(
             sync=self.sync.name,
-            source=str(self.sync.source),
+            source=self.sync.source_name,
             target=str(self.sync.target),
             state=self._state(job, watermark, lock),
             last_run_at=(job.finished_at or job.submitted_at) if job else None,
@@ -193,7 +194,7 @@ class _Look:
         horizon = read_horizon(connection, source.cursor, memory, may_wait=False)
         lag = None
         if watermark is not None:
-            refuse_other_cursor(watermark, source, self.sync.name)
+            refuse_changed(watermark, source, self.sync)
             lag = _lag(connection, source, watermark)
         return lag, _held_now(connection, source, watermark, horizon)
 
@@ -201,7 +202,7 @@ class _Look:
 def _lag(connection: Connection, source: PostgresSource, watermark: Watermark) -> Lag:
     rows: int | None = None
     capped = False
-    if source.cursor.name in source.table.leading_index_columns:
+    if source.reads_by_index:
         row = connection.execute(
             sql.SQL("SELECT count(*) FROM (SELECT FROM {} WHERE {} LIMIT {}) s").format(
                 source.relation,
@@ -219,7 +220,7 @@ def _seconds_behind(
     connection: Connection, source: PostgresSource, watermark: Watermark
 ) -> float | None:
     """How far the watermark lies behind the source's clock."""
-    if watermark.value is None or source.cursor.type.is_integer:
+    if watermark.value is None or source.cursor is None or source.cursor.type.is_integer:
         return None
     moment: sql.Composable = source.value(watermark.value)
     if source.cursor.type is not CursorType.TIMESTAMPTZ:
@@ -242,7 +243,7 @@ def _held_now(
     """An open transaction holds a sync back when rows lie above the point that it marks."""
     if horizon.held_by is None:
         return None
-    if source.cursor.name in source.table.leading_index_columns:
+    if source.reads_by_index:
         low = horizon.high
         if low is None and watermark is not None:
             low = watermark.value

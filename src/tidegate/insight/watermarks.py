@@ -11,6 +11,7 @@ from tidegate.control.workers import user_name
 from tidegate.errors import BusyError, TidegateError, UsageError
 from tidegate.ledger.watermarks import Move, Watermarks
 from tidegate.model.cursor import CursorType
+from tidegate.model.rules import Mode
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.context import Context
@@ -56,7 +57,7 @@ class SyncWatermark:
     def _move(self, value: str | None, reason: str, *, forward: bool) -> Watermark:
         if not reason.strip():
             raise UsageError("a watermark is not moved without a reason", 'add --reason "…"')
-        cursor_type = self._cursor_type()
+        cursor_type = self._cursor_type(forward=forward)
         ledger = self.context.ledger(self.sync.target.connection)
         ledger.ensure()
         watermarks = self._watermarks()
@@ -92,9 +93,21 @@ class SyncWatermark:
                 reason=reason,
             )
 
-    def _cursor_type(self) -> CursorType:
+    def _cursor_type(self, *, forward: bool) -> CursorType:
         with self.context.databases.connect(self.sync.source.connection) as connection:
-            return resolve_source(connection, self.sync).cursor.type
+            source = resolve_source(connection, self.sync)
+        if source.cursor is None:
+            raise UsageError(
+                f"sync {self.sync.name} loads everything each time and has no watermark",
+                f"to load it again: tidegate run {self.sync.name} --full-refresh",
+            )
+        if self.sync.mode is Mode.APPEND and not source.key and not forward:
+            raise UsageError(
+                f"sync {self.sync.name} appends without a key: rows loaded again would be there "
+                "twice",
+                f"to load everything again: tidegate run {self.sync.name} --full-refresh",
+            )
+        return source.cursor.type
 
     def _watermarks(self) -> Watermarks:
         return Watermarks(self.context.ledger(self.sync.target.connection))

@@ -65,12 +65,15 @@ class Ledger:
     def _complete(self, connection: Connection) -> bool:
         names = ("etl_state", "watermark_log", "fences")
         row = connection.execute(
-            "SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+            "SELECT count(DISTINCT c.oid), count(a.attname)"
+            " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'declaration'"
             " WHERE n.nspname = %s AND c.relname = ANY(%s)",
             (self.schema, list(names)),
         ).fetchone()
-        assert row is not None
-        return row[0] == len(names) and self.find_markers(connection) is not None
+        # The column came later than its table.
+        complete = row == (len(names), 1)
+        return complete and self.find_markers(connection) is not None
 
     def _create(self, connection: Connection) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -76,6 +77,7 @@ class Watermarks:
         attempt_id: str,
         moved_by: str,
         reason: str,
+        declaration: Mapping[str, Any] | None = None,
     ) -> None:
         """Compare-and-set inside the load's transaction; never down."""
         position = None if after.position is None else Jsonb(list(after.position))
@@ -92,6 +94,7 @@ class Watermarks:
                 "fence": fence,
                 "version": before.version,
                 "generation": before.generation,
+                "declaration": _json(declaration),
             },
         ).rowcount
         if moved != 1:
@@ -120,6 +123,7 @@ class Watermarks:
         new_generation: bool,
         moved_by: str,
         reason: str,
+        declaration: Mapping[str, Any] | None = None,
     ) -> Watermark:
         """A person's move, in the caller's transaction; running loads will fail their compare."""
         self.ensure(connection, current.pipeline, current.table, None)
@@ -131,6 +135,7 @@ class Watermarks:
                 "value": value,
                 "cursor_type": None if cursor_type is None else cursor_type.value,
                 "generations": 1 if new_generation else 0,
+                "declaration": _json(declaration),
             },
         ).fetchone()
         assert row is not None
@@ -146,6 +151,16 @@ class Watermarks:
             reason=reason,
         )
         return after
+
+    def other_tables(self, connection: Connection, pipeline: str, table: str) -> list[str]:
+        """The other tables of this ledger that a pipeline has loaded."""
+        try:
+            rows = connection.execute(
+                self._statement("other_tables"), {"pipeline": pipeline, "table": table}
+            )
+        except (pg.UndefinedTable, pg.InvalidSchemaName):
+            return []
+        return [name for (name,) in rows]
 
     def lock(self, connection: Connection, pipeline: str, table: str) -> None:
         """Keep a watermark still until the caller's transaction ends."""
@@ -216,6 +231,12 @@ class Watermarks:
         )
 
 
+def _json(value: Mapping[str, Any] | None) -> Jsonb | None:
+    return None if value is None else Jsonb(dict(value))
+
+
 def _watermark(row: tuple[Any, ...]) -> Watermark:
     position = None if row[7] is None else tuple(row[7])
-    return Watermark(row[0], row[1], row[2], row[3], row[4], row[5], row[6], position, *row[8:10])
+    return Watermark(
+        row[0], row[1], row[2], row[3], row[4], row[5], row[6], position, row[8], row[9], row[10]
+    )

@@ -16,6 +16,7 @@ class RelationKind(StrEnum):
     VIEW = "v"
     MATERIALIZED_VIEW = "m"
     FOREIGN = "f"
+    QUERY = "query"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class Table:
     leading_index_columns: frozenset[str]
     estimated_rows: int
     pages: int
+    query: str | None = None
+    """the text that is read in place of a relation"""
 
     def column(self, name: str) -> Column | None:
         return next((column for column in self.columns if column.name == name), None)
@@ -50,6 +53,11 @@ class Table:
     @property
     def column_names(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.columns)
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether its rows lie in blocks of its own, which can be read apart."""
+        return self.kind in (RelationKind.TABLE, RelationKind.MATERIALIZED_VIEW)
 
     def proves_unique(self, key: tuple[str, ...]) -> bool:
         """Whether an index guarantees that no two rows share this key."""

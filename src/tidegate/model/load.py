@@ -51,6 +51,7 @@ class Published:
     rows: int
     changed: int
     already: bool = False
+    rejected: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +64,4 @@ class LoadResult:
     changed: int
     seconds: float
     already: bool = False
+    rejected: int = 0

@@ -57,7 +57,7 @@ class SyncPlan:
     mode: str
     transformed: bool
     key: KeyPlan
-    cursor: CursorPlan
+    cursor: CursorPlan | None
     watermark: str | None
     generation: int
     version: int

@@ -9,6 +9,7 @@ from typing import Any
 from tidegate.model.cursor import NullPolicy
 from tidegate.model.identity import pipeline_name
 from tidegate.model.relation import Endpoint
+from tidegate.model.rules import Check, Duplicates, Mode, Rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class Sync:
     name: str
     source: Endpoint
     target: Endpoint
-    mode: str = "merge"
+    mode: Mode = Mode.MERGE
     key: tuple[str, ...] | None = None
     cursor: str | None = None
     changes: str = "cursor"
@@ -27,12 +28,36 @@ class Sync:
     settle_seconds: float = 60.0
     null_cursor: NullPolicy | None = None
     cursor_timezone: str | None = None
-    duplicates: str = "refuse"
+    duplicates: Duplicates = Duplicates.REFUSE
     batch_rows: int = 500_000
     partitions: int | None = None
     schedule: str | None = None
+    columns: tuple[str, ...] | None = None
+    exclude_columns: tuple[str, ...] = ()
+    where: str | None = None
+    query: str | None = None
+    before_sql: tuple[str, ...] = ()
+    after_sql: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
+    reject_limit: float = 0.05
     transform: Callable[[Any], Any] | None = None
 
     @property
     def pipeline(self) -> str:
         return pipeline_name(self.project, self.name)
+
+    @property
+    def source_name(self) -> str:
+        """The source as a person would call it."""
+        return f"{self.source.connection}:(query)" if self.query else str(self.source)
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(
+            mode=self.mode,
+            duplicates=self.duplicates,
+            before_sql=self.before_sql,
+            after_sql=self.after_sql,
+            checks=self.checks,
+            reject_limit=self.reject_limit,
+        )

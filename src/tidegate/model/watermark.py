@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
 from tidegate.model.batch import Batch, BatchKind
 
@@ -22,6 +24,8 @@ class Watermark:
     position: tuple[str, ...] | None = None
     update_id: str | None = None
     updated_at: datetime | None = None
+    declaration: Mapping[str, Any] | None = None
+    """source, cursor and key of the sync that loaded up to here"""
 
     def after(self, batch: Batch, rows: int, update_id: str) -> Watermark:
         """The watermark that publishing this batch leaves behind."""

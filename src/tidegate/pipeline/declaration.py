@@ -5,16 +5,25 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+import psycopg
+from psycopg import sql
+
 from tidegate.errors import DeclarationError, SourceError
-from tidegate.model.column import RelationKind, Table
+from tidegate.model.column import Column, RelationKind, Table
 from tidegate.model.cursor import CursorType, NullPolicy
 from tidegate.model.relation import Relation
+from tidegate.model.rules import Mode
 from tidegate.model.shape import Shape, StagedColumn
 from tidegate.model.sync import Sync
-from tidegate.postgres.catalog import describe_table, list_relations, type_exists
-from tidegate.postgres.connect import Connection
+from tidegate.postgres.catalog import (
+    describe_query,
+    describe_table,
+    list_relations,
+    type_exists,
+)
+from tidegate.postgres.connect import Connection, first_line
 from tidegate.settings import parse_duration
-from tidegate.sources.horizon import CursorColumn, check_timezone
+from tidegate.sources.horizon import CursorColumn, check_timezone, readable
 from tidegate.sources.postgres import PostgresSource
 
 SECONDS_PER_DAY = 86_400
@@ -23,19 +32,26 @@ SECONDS_PER_DAY = 86_400
 def resolve_source(connection: Connection, sync: Sync) -> PostgresSource:
     """The source as it can be read; refuses what is wrong or unsafe before anything is written."""
     _check_supported(sync)
-    table = _find_table(connection, sync.source.relation)
+    table = _describe(connection, sync)
+    columns = _resolve_columns(table, sync)
     key = _resolve_key(table, sync)
     cursor = _resolve_cursor(connection, table, sync)
+    _check_loaded(sync, columns, key)
     _check_readable(connection, table)
-    return PostgresSource(
+    _check_where(connection, table, sync)
+    source = PostgresSource(
         table=table,
-        columns=table.columns,
+        columns=columns,
         key=key,
         cursor=cursor,
-        null_policy=_null_policy(table, sync),
-        lookback=_lookback(sync, cursor.type),
+        null_policy=None if cursor is None else _null_policy(table, sync),
+        lookback=None if cursor is None else _lookback(sync, cursor.type),
         batch_rows=sync.batch_rows,
+        where=sync.where,
+        tie_key=table.primary_key,
     )
+    _check_append(sync, source)
+    return source
 
 
 def passthrough_shape(destination: Connection, source: PostgresSource) -> Shape:
@@ -55,14 +71,13 @@ def passthrough_shape(destination: Connection, source: PostgresSource) -> Shape:
         )
         for column in source.columns
     )
-    return Shape(columns, source.key, source.cursor.name, source.table.proves_unique(source.key))
+    names = {column.name for column in columns}
+    cursor = source.cursor.name if source.cursor and source.cursor.name in names else None
+    unique = bool(source.key) and source.table.proves_unique(source.key)
+    return Shape(columns, source.key, cursor, unique)
 
 
 def _check_supported(sync: Sync) -> None:
-    if sync.mode != "merge":
-        raise DeclarationError(
-            f'sync {sync.name}: mode = "{sync.mode}" is not available yet', 'use mode = "merge"'
-        )
     if sync.changes != "cursor":
         raise DeclarationError(
             f'sync {sync.name}: changes = "{sync.changes}" is not available yet',
@@ -72,6 +87,84 @@ def _check_supported(sync: Sync) -> None:
         raise DeclarationError(
             f"sync {sync.name}: source and target are the same table", "choose another target"
         )
+
+
+def _check_append(sync: Sync, source: PostgresSource) -> None:
+    """Rows that are read again would be doubled where nothing identifies them."""
+    if sync.mode is not Mode.APPEND or source.key:
+        return
+    way_out = "declare a key, so that every version is kept once"
+    if source.lookback is not None:
+        raise DeclarationError(
+            f"sync {sync.name}: append without a key would add the rows of its lookback again "
+            "with every run",
+            f"{way_out}, or set lookback = 0",
+        )
+    if source.null_policy is NullPolicy.INCLUDE:
+        raise DeclarationError(
+            f"sync {sync.name}: append without a key would add the rows without a cursor again "
+            "with every run",
+            f'{way_out}, or set null_cursor = "raise" or "exclude"',
+        )
+
+
+def _describe(connection: Connection, sync: Sync) -> Table:
+    if sync.query is None:
+        return _find_table(connection, sync.source.relation)
+    try:
+        table = describe_query(connection, sync.source.relation, sync.query)
+    except psycopg.Error as error:
+        raise DeclarationError(
+            f"sync {sync.name}: its query cannot be read: {first_line(error)}",
+            "correct the query; it must be a single SELECT",
+        ) from None
+    names = table.column_names
+    twice = sorted({name for name in names if names.count(name) > 1 or name == "?column?"})
+    if twice:
+        raise DeclarationError(
+            f"sync {sync.name}: its query has columns that cannot be told apart: "
+            + ", ".join(twice),
+            "give each column a name of its own, such as sum(total) AS total",
+        )
+    return table
+
+
+def _resolve_columns(table: Table, sync: Sync) -> tuple[Column, ...]:
+    for name in (*(sync.columns or ()), *sync.exclude_columns):
+        _require_column(table, name, f"sync {sync.name}: column")
+    if sync.columns is not None:
+        return tuple(column for column in table.columns if column.name in sync.columns)
+    return tuple(column for column in table.columns if column.name not in sync.exclude_columns)
+
+
+def _check_loaded(sync: Sync, columns: tuple[Column, ...], key: tuple[str, ...]) -> None:
+    """What identifies and orders the rows of the target must be among its columns."""
+    names = {column.name for column in columns}
+    for name in key:
+        if name not in names:
+            raise DeclarationError(
+                f"sync {sync.name}: key column {name} is left out of the columns",
+                "load it, or declare another key",
+            )
+    versioned = sync.mode is Mode.APPEND and bool(key)
+    if versioned and sync.cursor not in names:
+        raise DeclarationError(
+            f"sync {sync.name}: cursor {sync.cursor} is left out of the columns, and append with "
+            "a key orders the versions of a row by it",
+            "load it",
+        )
+
+
+def _check_where(connection: Connection, table: Table, sync: Sync) -> None:
+    if sync.where is None:
+        return
+    try:
+        connection.execute(sql.SQL("SELECT FROM {} LIMIT 0").format(readable(table, sync.where)))
+    except psycopg.Error as error:
+        raise DeclarationError(
+            f"sync {sync.name}: its where cannot be read: {first_line(error)}",
+            f"write a condition over the columns of {table.relation}",
+        ) from None
 
 
 def _find_table(connection: Connection, relation: Relation) -> Table:
@@ -86,15 +179,18 @@ def _find_table(connection: Connection, relation: Relation) -> Table:
 
 def _resolve_key(table: Table, sync: Sync) -> tuple[str, ...]:
     if sync.key is None:
-        if table.primary_key:
+        if sync.mode is Mode.APPEND:
+            return ()
+        if table.primary_key or sync.mode is Mode.REPLACE:
             return table.primary_key
         raise DeclarationError(
-            f"sync {sync.name}: {table.relation} has no primary key, and merge needs a key",
-            f'declare the columns that identify a row, such as key = ["{table.column_names[0]}"]',
+            f"sync {sync.name}: {_label(table)} has no primary key, and {sync.mode} needs a key",
+            f'declare the columns that identify a row, such as key = ["{table.column_names[0]}"], '
+            'or load the whole of it each time with mode = "replace"',
         )
     if not sync.key:
         raise DeclarationError(
-            f"sync {sync.name}: key is empty, and merge needs one",
+            f"sync {sync.name}: key is empty, and {sync.mode} needs one",
             'declare the columns that identify a row, such as key = ["id"]',
         )
     for name in sync.key:
@@ -102,13 +198,22 @@ def _resolve_key(table: Table, sync: Sync) -> tuple[str, ...]:
     return sync.key
 
 
-def _resolve_cursor(connection: Connection, table: Table, sync: Sync) -> CursorColumn:
+def _resolve_cursor(connection: Connection, table: Table, sync: Sync) -> CursorColumn | None:
+    if sync.mode is Mode.REPLACE:
+        if sync.cursor is not None:
+            raise DeclarationError(
+                f"sync {sync.name}: replace loads the whole of {_label(table)} each time, so "
+                f"cursor = {sync.cursor!r} means nothing",
+                'remove the cursor, or use mode = "merge"',
+            )
+        return None
     if sync.cursor is None:
         candidates = [c.name for c in table.columns if CursorType.of(c.type) is not None]
         raise DeclarationError(
             f"sync {sync.name}: no cursor is declared",
-            f"declare the column that rises with every change, cursor = …; "
-            f"{table.relation} has {', '.join(candidates) or 'no column that could be one'}",
+            f"declare the column that rises with every change, cursor = …; {_label(table)} has "
+            f"{', '.join(candidates) or 'no column that could be one'}; or load the whole of it "
+            'each time with mode = "replace"',
         )
     _require_column(table, sync.cursor, f"sync {sync.name}: cursor")
     column = table.column(sync.cursor)
@@ -164,9 +269,11 @@ def _null_policy(table: Table, sync: Sync) -> NullPolicy | None:
             "is a column of a view, which may hold NULL"
             if table.kind in (RelationKind.VIEW, RelationKind.MATERIALIZED_VIEW)
             else "may be NULL"
+            if table.kind is not RelationKind.QUERY
+            else "may be NULL as far as a query shows"
         )
         raise DeclarationError(
-            f"sync {sync.name}: cursor {sync.cursor} of {table.relation} {why}, and rows without "
+            f"sync {sync.name}: cursor {sync.cursor} of {_label(table)} {why}, and rows without "
             "a cursor would be missed",
             'set null_cursor = "raise", "include" or "exclude", or make the column NOT NULL',
         )
@@ -174,6 +281,8 @@ def _null_policy(table: Table, sync: Sync) -> NullPolicy | None:
 
 
 def _check_readable(connection: Connection, table: Table) -> None:
+    if table.kind is RelationKind.QUERY:
+        return
     row = connection.execute(
         "SELECT has_table_privilege(%s::oid, 'SELECT') OR"
         " has_any_column_privilege(%s::oid, 'SELECT')",
@@ -189,8 +298,12 @@ def _check_readable(connection: Connection, table: Table) -> None:
 def _require_column(table: Table, name: str, what: str) -> None:
     if table.column(name) is None:
         raise DeclarationError(
-            f"{what} {name} does not exist in {table.relation}", nearest(name, table.column_names)
+            f"{what} {name} does not exist in {_label(table)}", nearest(name, table.column_names)
         )
+
+
+def _label(table: Table) -> str:
+    return "the query" if table.query is not None else str(table.relation)
 
 
 def nearest(wrong: str, names: Iterable[str]) -> str:

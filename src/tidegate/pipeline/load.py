@@ -13,6 +13,7 @@ from tidegate.ledger.fences import Fence
 from tidegate.model.load import LoadPlan, LoadResult, Published
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
+from tidegate.pipeline.changed import declaration
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.stage import Reading, stage_batch
 from tidegate.postgres.connect import Connection
@@ -48,6 +49,7 @@ class Load:
             changed=published.changed,
             seconds=time.monotonic() - started,
             already=published.already,
+            rejected=published.rejected,
         )
 
     def _stage_and_publish(
@@ -65,15 +67,15 @@ class Load:
     def _try(
         self, connection: Connection, snapshot_name: str, plan: LoadPlan, watermark: Watermark
     ) -> Published:
-        newest = self.sync.duplicates == "newest"
+        rules = self.sync.rules
         staged = stage_batch(
             Reading(self.context, self.sync, self.source, connection, snapshot_name, plan.batch),
             attempt_id=self.fence.attempt_id,
-            prepare=lambda shape: self.destination.prepare(shape, watermark),
+            prepare=lambda shape: self.destination.prepare(shape, watermark, rules),
         )
         reach("stage.done")
         self.check_alive()
-        self.destination.check(staged.shape, staged.writes, self.fence, newest=newest)
+        self.destination.check(staged.shape, staged.writes, self.fence, rules)
         reach("check.done")
         self.check_alive()
         return self.destination.publish(
@@ -83,10 +85,11 @@ class Load:
                 shape=staged.shape,
                 writes=staged.writes,
                 watermark=watermark,
-                cursor_type=self.source.cursor.type,
+                cursor_type=None if self.source.cursor is None else self.source.cursor.type,
                 fence=self.fence,
-                newest_duplicates=newest,
                 moved_by=self.actor,
                 remaining_seconds=self.remaining_seconds,
+                rules=rules,
+                declaration=declaration(self.sync, self.source),
             )
         )

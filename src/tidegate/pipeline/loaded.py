@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from psycopg import sql
 
-from tidegate.errors import DeclarationError
 from tidegate.model.batch import Batch, BatchKind
-from tidegate.model.cursor import CursorType
 from tidegate.model.watermark import Watermark
 from tidegate.sources.postgres import PostgresSource
 
@@ -27,6 +25,8 @@ def loaded_condition(
     source: PostgresSource, watermark: Watermark, *, nulls: bool
 ) -> sql.Composable:
     """The WHERE clause of the rows that are in."""
+    if source.cursor is None:
+        return sql.SQL("true" if watermark.version else "false")
     return _any(source, loaded_batches(watermark, nulls=nulls))
 
 
@@ -34,6 +34,8 @@ def pending_condition(
     source: PostgresSource, watermark: Watermark, *, nulls: bool, high: str | None = None
 ) -> sql.Composable:
     """The WHERE clause of the rows that are not in; `nulls` as for `loaded_condition`."""
+    if source.cursor is None:
+        return sql.SQL("false" if watermark.version else "true")
     condition: sql.Composable = source.condition(Batch(BatchKind.RANGE, watermark.value, high))
     if watermark.position is not None:
         condition = sql.SQL("({} AND NOT ({}))").format(
@@ -44,21 +46,6 @@ def pending_condition(
             condition, source.condition(Batch(BatchKind.NULLS))
         )
     return condition
-
-
-def refuse_other_cursor(watermark: Watermark, source: PostgresSource, sync_name: str) -> None:
-    """Refuse to go on from a watermark that another kind of cursor left."""
-    before, now = watermark.cursor_type, source.cursor.type.value
-    if watermark.value is None or before in (None, now):
-        return
-    integers = {CursorType.SMALLINT.value, CursorType.INTEGER.value, CursorType.BIGINT.value}
-    if {before, now} <= integers:
-        return
-    raise DeclarationError(
-        f"sync {sync_name}: the watermark {watermark.value} is a {before}, but cursor "
-        f"{source.cursor.name} is a {now}",
-        f"to start again with this cursor: tidegate run {sync_name} --full-refresh",
-    )
 
 
 def _tie(watermark: Watermark) -> Batch:

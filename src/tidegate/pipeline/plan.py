@@ -13,7 +13,16 @@ from psycopg import sql
 
 from tidegate.control.jobs import Jobs
 from tidegate.destinations import merge
-from tidegate.destinations.target import check_present, check_target, fit_shape
+from tidegate.destinations.apply import Application
+from tidegate.destinations.create import table_parts, version_parts
+from tidegate.destinations.quarantine import passing_rows
+from tidegate.destinations.target import (
+    check_existing,
+    check_present,
+    fit_shape,
+    is_versioned,
+    physical_table,
+)
 from tidegate.errors import ConnectionFailed, TidegateError
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.batch import Batch, BatchKind
@@ -21,18 +30,20 @@ from tidegate.model.cursor import Guarantee
 from tidegate.model.horizon import Horizon
 from tidegate.model.job import SYNC
 from tidegate.model.plan import CursorPlan, KeyPlan, ProjectPlan, Refusal, SyncPlan, TargetPlan
+from tidegate.model.rules import Duplicates, Mode
 from tidegate.model.shape import Shape
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
+from tidegate.pipeline.changed import refuse_changed, refuse_moved
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import passthrough_shape, resolve_source
-from tidegate.pipeline.loaded import pending_condition, refuse_other_cursor
+from tidegate.pipeline.loaded import pending_condition
 from tidegate.pipeline.lock import read_lock, refuse_other_plane
 from tidegate.pipeline.reading import bounded, count_rows, read_only
 from tidegate.pipeline.sessions import Sessions
 from tidegate.pipeline.stage import passed_columns, typed_columns
 from tidegate.pipeline.stamp import combine, read_stamp
-from tidegate.pipeline.sync import refuse_duplicates
+from tidegate.pipeline.sync import refuse_duplicates, tolerates_duplicates
 from tidegate.postgres.catalog import describe_table, is_empty
 from tidegate.postgres.connect import Connection, translate
 from tidegate.postgres.identifiers import qualified
@@ -42,6 +53,8 @@ from tidegate.sources.postgres import PostgresSource
 
 _KEY_CHECK_MILLISECONDS = 60_000
 _REMOTE_PARALLELISM = 4
+# Loading more than this whenever anything changed deserves a second thought.
+_LARGE_ROWS = 1_000_000
 
 
 def plan_project(context: Context, syncs: Iterable[Sync]) -> ProjectPlan:
@@ -88,7 +101,8 @@ class _Planning:
         watermark = Watermarks(context.ledger(sync.target.connection)).get(
             target, sync.pipeline, str(sync.target.relation)
         )
-        refuse_other_cursor(watermark, source, sync.name)
+        refuse_changed(watermark, source, sync)
+        refuse_moved(context, self.sessions.control(), sync)
         refuse_other_plane(self.sessions, sync)
         shape = None if sync.transform else passthrough_shape(target, source)
         target_plan = _plan_target(target, sync, shape, watermark)
@@ -106,16 +120,15 @@ class _Planning:
         rate = self._rows_per_second()
         return SyncPlan(
             sync=sync.name,
-            source=str(sync.source),
+            source=sync.source_name,
             target=str(sync.target),
-            mode=sync.mode,
+            mode=sync.mode.value,
             transformed=sync.transform is not None,
             key=KeyPlan(source.key, bool(sync.key), source.table.proves_unique(source.key)),
-            cursor=CursorPlan(
-                source.cursor.name,
-                source.cursor.type,
-                source.cursor.name in source.table.leading_index_columns,
-                stamp.words,
+            cursor=None
+            if source.cursor is None
+            else CursorPlan(
+                source.cursor.name, source.cursor.type, source.reads_by_index, stamp.words
             ),
             watermark=watermark.value,
             generation=watermark.generation,
@@ -131,7 +144,7 @@ class _Planning:
             next_batch=batch,
             partitions=len(statements),
             statements=statements,
-            publish=_publish_statement(context, target, sync, shape, target_plan),
+            publish=_publish_statement(context, target, sync, shape, target_plan, batch),
             target_table=target_plan,
             lock=read_lock(self.sessions, sync),
             expected_seconds=rows / rate if rate and rows else None,
@@ -140,7 +153,7 @@ class _Planning:
 
     def _check_key(self, connection: Connection, source: PostgresSource) -> list[str]:
         """Look at the whole key, unless an index, a transformation or `duplicates` settles it."""
-        if self.sync.transform is not None or self.sync.duplicates == "newest":
+        if self.sync.transform is not None or tolerates_duplicates(self.sync):
             return []
         try:
             with bounded(connection, _KEY_CHECK_MILLISECONDS):
@@ -161,6 +174,10 @@ class _Planning:
     ) -> list[_Phase]:
         """What is left to do, in the order in which a run does it."""
         phases: list[_Phase] = []
+        if source.cursor is None:
+            whole = source.full_batch(connection, horizon)
+            same = self._unchanged(connection, source, whole, watermark)
+            return [] if same else [_Phase(whole, whole.rows, True)]
         if watermark.value is not None:
             late = source.lookback_batch(connection, watermark.value, None)
             if late is not None:
@@ -238,50 +255,60 @@ def _plan_target(
     connection: Connection, sync: Sync, shape: Shape | None, watermark: Watermark
 ) -> TargetPlan:
     relation = sync.target.relation
-    check_present(connection, relation, watermark)
+    if sync.mode is not Mode.REPLACE:
+        check_present(connection, relation, watermark)
     table = describe_table(connection, relation)
-    if table is None:
-        columns = () if shape is None else _definitions(shape)
-        return TargetPlan(exists=False, rows_present=False, create=columns)
+    exists = table is not None
     if shape is not None:
-        check_target(connection, table, shape)
+        exists = check_existing(connection, relation, shape, sync.rules)
+    if not exists:
+        columns = () if shape is None else _definitions(connection, sync, shape)
+        return TargetPlan(exists=False, rows_present=False, create=columns)
     return TargetPlan(exists=True, rows_present=not is_empty(connection, qualified(relation)))
 
 
-def _definitions(shape: Shape) -> tuple[str, ...]:
-    columns = [
-        f"{sql.Identifier(column.name).as_string(None)} {column.target_type}"
-        + (" NOT NULL" if column.not_null or column.name in shape.key else "")
-        for column in shape.columns
-    ]
-    key = ", ".join(sql.Identifier(name).as_string(None) for name in shape.key)
-    return (*columns, f"PRIMARY KEY ({key})")
+def _definitions(connection: Connection, sync: Sync, shape: Shape) -> tuple[str, ...]:
+    parts = version_parts(shape) if is_versioned(shape, sync.rules) else table_parts(shape)
+    return tuple(part.as_string(connection) for part in parts)
 
 
 def _publish_statement(
-    context: Context, connection: Connection, sync: Sync, shape: Shape | None, target: TargetPlan
+    context: Context,
+    connection: Connection,
+    sync: Sync,
+    shape: Shape | None,
+    target: TargetPlan,
+    batch: Batch | None,
 ) -> str | None:
-    """The statement that puts staged rows in; unknown until a transformation has run."""
+    """The statements that put staged rows in; unknown until a transformation has run."""
     if shape is None:
         return None
+    rules, relation = sync.rules, sync.target.relation
     if target.exists:
-        shape = fit_shape(connection, sync.target.relation, shape)
+        shape = fit_shape(connection, physical_table(relation, shape, rules), shape)
     staging = sql.Identifier(context.settings.ledger.schema_name, "stg_…")
     rows: sql.Composable = merge.staged_rows([staging], shape, cast=True)
-    if sync.duplicates == "newest" and not shape.key_is_unique:
+    if sync.duplicates is Duplicates.NEWEST and shape.key and not shape.key_is_unique:
         rows = merge.newest_rows(rows, shape)
-    if not target.rows_present:
-        return merge.insert_statement(sync.target.relation, rows, shape).as_string(connection)
-    statement = merge.merge_statement(sync.target.relation, rows, shape, newest_wins=True)
-    return statement.as_string(connection)
+    if rules.checks:
+        rows = passing_rows(rows, rules)
+    full = batch is not None and batch.kind is BatchKind.FULL
+    application = Application(relation, rows, shape, rules, "…", full)
+    steps = application.steps(first=not target.rows_present)
+    statements = [step.statement.as_string(connection) for step in steps]
+    return "; ".join([*rules.before_sql, *statements, *rules.after_sql])
 
 
 def _warnings(
     sync: Sync, source: PostgresSource, horizon: Horizon, guarantee: Guarantee
 ) -> list[str]:
     found: list[str] = []
+    if source.cursor is None:
+        return _replace_warnings(sync, source)
     relation, cursor = source.table.relation, source.cursor.name
-    if cursor not in source.table.leading_index_columns:
+    if source.table.query is not None:
+        found.append("whether an index serves the query cannot be seen; every batch runs it anew")
+    elif not source.reads_by_index:
         found.append(
             f"no index of {relation} leads with {cursor}, so every batch reads the whole table"
         )
@@ -289,6 +316,20 @@ def _warnings(
         found.append("no lookback is declared, so rows that commit late would be missed")
     if horizon.high is None and horizon.guarantee is Guarantee.SETTLED:
         found.append(f"a run waits {source.cursor.settle_seconds:g} s (settle) before it reads")
+    if sync.transform is not None:
+        found.append("the target's columns are checked when the transformation runs")
+    return found
+
+
+def _replace_warnings(sync: Sync, source: PostgresSource) -> list[str]:
+    found: list[str] = []
+    if source.table.estimated_rows > _LARGE_ROWS:
+        found.append(
+            f"every run that finds a change loads all of about {source.table.estimated_rows:,} "
+            "rows; a cursor would load only what changed"
+        )
+    if not source.key:
+        found.append("without a key every row is deleted and inserted when anything changed")
     if sync.transform is not None:
         found.append("the target's columns are checked when the transformation runs")
     return found

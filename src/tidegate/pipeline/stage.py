@@ -112,7 +112,7 @@ def transformed_shape(
                 target_type=_target_type(known, target) if known and kept else target,
             )
         )
-    cursor = source.cursor.name if source.cursor.name in names else None
+    cursor = source.cursor.name if source.cursor and source.cursor.name in names else None
     return Shape(tuple(columns), source.key, cursor, key_is_unique=False)
 
 

@@ -43,13 +43,17 @@ class Stamp:
 
 def read_stamp(connection: Connection, source: PostgresSource) -> Stamp:
     """Look at the default of the cursor column."""
-    if source.table.kind in (RelationKind.VIEW, RelationKind.MATERIALIZED_VIEW):
-        return Stamp(False, "a view does not show who stamps its columns")
+    if source.cursor is None:
+        return Stamp(True, "no cursor is needed")
+    kind = source.table.kind
+    if kind in (RelationKind.VIEW, RelationKind.MATERIALIZED_VIEW, RelationKind.QUERY):
+        what = "a query" if kind is RelationKind.QUERY else "a view"
+        return Stamp(False, f"{what} does not show who stamps its columns")
     row = connection.execute(_DEFAULT, (source.table.oid, source.cursor.name)).fetchone()
     identity, default, sequence, cache = row if row else (False, None, None, None)
     if source.cursor.type.is_integer and sequence is not None:
-        kind = "identity" if identity else "default"
-        return Stamp(True, f"drawn from sequence {sequence} ({kind})", cache)
+        how = "identity" if identity else "default"
+        return Stamp(True, f"drawn from sequence {sequence} ({how})", cache)
     if default is not None and _CLOCK.search(default):
         return Stamp(True, f"inserts are stamped by the source (DEFAULT {default})")
     if default is not None:

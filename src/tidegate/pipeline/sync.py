@@ -16,11 +16,12 @@ from tidegate.model.cursor import NullPolicy
 from tidegate.model.horizon import Horizon
 from tidegate.model.identity import load_update_id
 from tidegate.model.load import LoadPlan, LoadResult
+from tidegate.model.rules import Duplicates, Mode
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
+from tidegate.pipeline.changed import declaration, refuse_changed
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.load import Load
-from tidegate.pipeline.loaded import refuse_other_cursor
 from tidegate.postgres.catalog import database_identity
 from tidegate.postgres.connect import Connection
 from tidegate.sources.horizon import Memory, read_horizon
@@ -65,6 +66,10 @@ class SyncOutcome:
     def changed(self) -> int:
         return sum(load.changed for load in self.loads)
 
+    @property
+    def rejected(self) -> int:
+        return sum(load.rejected for load in self.loads)
+
 
 @dataclass(slots=True)
 class SyncWork:
@@ -89,8 +94,9 @@ class SyncWork:
         if self.source.null_policy is NullPolicy.RAISE:
             self.source.null_batch(self.connection)
         watermark = self._begin()
-        refuse_other_cursor(watermark, self.source, self.sync.name)
-        self.destination.check_present(watermark)
+        refuse_changed(watermark, self.source, self.sync)
+        if self.source.cursor is not None:
+            self.destination.check_present(watermark)
         for plan_batch in self._phases(watermark):
             replans = 0
             while not self._limit_reached():
@@ -108,6 +114,9 @@ class SyncWork:
         """Late rows first, then new ones, then those without a cursor."""
         if self.attempt.stored_plan is not None:
             yield self._stored_batch()
+        if self.source.cursor is None:
+            yield self._once(BatchKind.FULL, self._whole_batch)
+            return
         if self.full_refresh:
             yield self._once(
                 BatchKind.FULL, lambda w, h: self.source.full_batch(self.connection, h)
@@ -128,10 +137,11 @@ class SyncWork:
                 connection,
                 self._watermark(),
                 None,
-                cursor_type=self.source.cursor.type,
+                cursor_type=None if self.source.cursor is None else self.source.cursor.type,
                 new_generation=True,
                 moved_by=self.attempt.actor,
                 reason="full refresh",
+                declaration=declaration(self.sync, self.source),
             )
 
     def _load_next(self, plan_batch: Callable[[Watermark, Horizon], Batch | None]) -> bool:
@@ -228,6 +238,15 @@ class SyncWork:
 
         return batch
 
+    def _whole_batch(self, watermark: Watermark, horizon: Horizon) -> Batch | None:
+        """The whole source, unless it is as it was when it was last loaded."""
+        found = self.source.full_batch(self.connection, horizon)
+        unchanged = self._unchanged(found, watermark)
+        if not unchanged or self.full_refresh:
+            return found
+        # Somebody may have emptied or dropped the target meanwhile.
+        return None if found.rows == 0 or self.destination.holds_rows() else found
+
     def _null_batch(self, watermark: Watermark, _: Horizon) -> Batch | None:
         found = self.source.null_batch(self.connection)
         if found is None or self._unchanged(found, watermark):
@@ -249,9 +268,9 @@ class SyncWork:
 
     def _check_key(self) -> None:
         """On the first load, look once at the whole key unless an index vouches for it."""
-        if self.sync.transform is not None or self.sync.duplicates == "newest":
+        if self.sync.transform is not None or tolerates_duplicates(self.sync):
             return
-        if self._watermark().value is None:
+        if self._watermark().version == 0:
             refuse_duplicates(self.source, self.connection, self.sync.name)
 
     def _watermark(self) -> Watermark:
@@ -259,6 +278,11 @@ class SyncWork:
 
     def _limit_reached(self) -> bool:
         return self.max_batches is not None and len(self.outcome.loads) >= self.max_batches
+
+
+def tolerates_duplicates(sync: Sync) -> bool:
+    """Whether rows that share a key do no harm."""
+    return sync.duplicates is Duplicates.NEWEST or sync.mode is Mode.APPEND
 
 
 def refuse_duplicates(source: PostgresSource, connection: Connection, sync_name: str) -> None:

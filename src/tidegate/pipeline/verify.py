@@ -15,7 +15,7 @@ from psycopg import sql
 
 from tidegate.control.jobs import Jobs
 from tidegate.destinations import merge
-from tidegate.destinations.target import check_present, check_target
+from tidegate.destinations.target import check_existing, check_present
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.cursor import NullPolicy
@@ -23,10 +23,11 @@ from tidegate.model.job import SYNC
 from tidegate.model.sync import Sync
 from tidegate.model.verification import Difference, Verdict, Verification
 from tidegate.model.watermark import Watermark
+from tidegate.pipeline.changed import refuse_changed
 from tidegate.pipeline.compare import Comparison, Hashing, Side, compare
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import passthrough_shape, resolve_source
-from tidegate.pipeline.loaded import loaded_condition, pending_condition, refuse_other_cursor
+from tidegate.pipeline.loaded import loaded_condition, pending_condition
 from tidegate.pipeline.reading import read_only
 from tidegate.pipeline.sessions import Sessions
 from tidegate.pipeline.sides import LeftOut, send_left_out, target_rows, target_snapshot
@@ -61,12 +62,12 @@ class _Verifying:
         if watermark.version == 0 and not self._last_result():
             return Verification(
                 sync.name,
-                str(sync.source),
+                sync.source_name,
                 str(sync.target),
                 Verdict.NEVER_RAN,
                 hint=f"tidegate run {sync.name}",
             )
-        refuse_other_cursor(watermark, source, sync.name)
+        refuse_changed(watermark, source, sync)
         if describe_table(target, sync.target.relation) is None:
             check_present(target, sync.target.relation, watermark)
             with read_only(connection):
@@ -89,7 +90,7 @@ class _Verifying:
             table = describe_table(target, self.sync.target.relation)
             assert table is not None
             shape = passthrough_shape(target, source)
-            check_target(target, table, shape)
+            check_existing(target, self.sync.target.relation, shape, self.sync.rules)
             with read_only(connection):
                 hashing = Hashing.between(connection, target)
                 nulls = self._nulls_loaded(connection, source)
@@ -128,7 +129,7 @@ class _Verifying:
             notes.append(f"{left_out.without_cursor:,} rows without a cursor were not compared")
         return Verification(
             sync=self.sync.name,
-            source=str(self.sync.source),
+            source=self.sync.source_name,
             target=str(self.sync.target),
             verdict=Verdict.EQUAL if difference is None else Verdict.UNEQUAL,
             watermark=watermark.value,

@@ -10,7 +10,7 @@ from psycopg import sql
 
 from tidegate.destinations import merge
 from tidegate.destinations.postgres import PostgresDestination
-from tidegate.destinations.target import check_target
+from tidegate.destinations.target import check_existing
 from tidegate.errors import BusyError, StagingLost
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.batch import Batch, BatchKind
@@ -99,7 +99,7 @@ class _Staging:
     ) -> Comparison:
         table = describe_table(target, self.sync.target.relation)
         assert table is not None
-        check_target(target, table, shape)
+        check_existing(target, self.sync.target.relation, shape, self.sync.rules)
         names = [sql.Identifier("e", name) for name in shape.names]
         key = [sql.Identifier("e", name) for name in shape.key]
         staged: sql.Composable = self._rows(target, shape, writes)

@@ -10,27 +10,44 @@ from tidegate.model.column import Column, RelationKind, Table
 from tidegate.model.identity import DatabaseIdentity
 from tidegate.model.relation import Relation
 from tidegate.postgres.connect import Connection
+from tidegate.postgres.identifiers import subquery
 
 FIRST_USER_OID = 16384
 
 # A value travels in its own binary form when its type means the same in every server: built in,
 # with a send function, and not naming a catalog object. A domain travels as its base type.
-_COLUMNS = """
-SELECT a.attname,
-       format_type(a.atttypid, a.atttypmod),
-       format_type(base.oid, CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END),
+_TYPE = """
+       format_type(t.oid, given.mod),
+       format_type(base.oid, CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE given.mod END),
        base.oid >= %(first_user_oid)s OR base.typsend = 0 OR base.typname LIKE 'reg%%'
            OR base.typtype NOT IN ('b', 'r', 'm')
            OR coalesce(element.oid >= %(first_user_oid)s OR element.typname LIKE 'reg%%'
                        OR element.typtype = 'c', false),
-       a.attnotnull OR (t.typtype = 'd' AND t.typnotnull),
-       a.attgenerated <> ''
-FROM pg_attribute a
-JOIN pg_type t ON t.oid = a.atttypid
+       given.not_null OR (t.typtype = 'd' AND t.typnotnull),
+       given.generated
+"""
+_TYPE_JOINS = """
+JOIN pg_type t ON t.oid = given.type
 JOIN pg_type base ON base.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END
 LEFT JOIN pg_type element ON element.oid = base.typelem AND base.typcategory = 'A'
-WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
-ORDER BY a.attnum
+ORDER BY given.place
+"""
+
+_COLUMNS = f"""
+SELECT given.name, {_TYPE}
+FROM (SELECT attname, atttypid, atttypmod, attnotnull, attgenerated <> '', attnum
+      FROM pg_attribute WHERE attrelid = %(oid)s AND attnum > 0 AND NOT attisdropped)
+     AS given (name, type, mod, not_null, generated, place)
+{_TYPE_JOINS}
+"""
+
+_RESULT_COLUMNS = f"""
+SELECT given.name, {_TYPE}
+FROM (SELECT name, type, mod, false, false, place
+      FROM unnest(%(names)s::text[], %(types)s::oid[], %(mods)s::int[])
+           WITH ORDINALITY AS r (name, type, mod, place))
+     AS given (name, type, mod, not_null, generated, place)
+{_TYPE_JOINS}
 """
 
 _INDEXES = """
@@ -59,19 +76,7 @@ def describe_table(connection: Connection, relation: Relation) -> Table | None:
         return None
     oid, kind, estimated_rows, pages = row
     parameters = {"oid": oid, "first_user_oid": FIRST_USER_OID}
-    columns = tuple(
-        Column(
-            name=name,
-            type=type_name,
-            wire="text" if via_text else wire,
-            via_text=via_text,
-            not_null=not_null,
-            generated=generated,
-        )
-        for name, type_name, wire, via_text, not_null, generated in connection.execute(
-            _COLUMNS, parameters
-        )
-    )
+    columns = _columns(connection, _COLUMNS, parameters)
     primary: tuple[str, ...] = ()
     unique: list[tuple[str, ...]] = []
     leading: set[str] = set()
@@ -92,6 +97,50 @@ def describe_table(connection: Connection, relation: Relation) -> Table | None:
         leading_index_columns=frozenset(leading),
         estimated_rows=estimated_rows,
         pages=pages or 0,
+    )
+
+
+def describe_query(connection: Connection, relation: Relation, query: str) -> Table:
+    """The result of a query, described as a relation of the given name."""
+    cursor = connection.execute(sql.SQL("SELECT * FROM {} WHERE false").format(subquery(query)))
+    result = cursor.pgresult
+    assert result is not None
+    assert cursor.description is not None
+    parameters: dict[str, Any] = {
+        "names": [column.name for column in cursor.description],
+        "types": [column.type_code for column in cursor.description],
+        "mods": [result.fmod(place) for place in range(result.nfields)],
+        "first_user_oid": FIRST_USER_OID,
+    }
+    return Table(
+        relation=relation,
+        oid=0,
+        kind=RelationKind.QUERY,
+        columns=_columns(connection, _RESULT_COLUMNS, parameters),
+        primary_key=(),
+        unique_keys=(),
+        leading_index_columns=frozenset(),
+        estimated_rows=0,
+        pages=0,
+        query=query,
+    )
+
+
+def _columns(
+    connection: Connection, statement: str, parameters: dict[str, Any]
+) -> tuple[Column, ...]:
+    return tuple(
+        Column(
+            name=name,
+            type=type_name,
+            wire="text" if via_text else wire,
+            via_text=via_text,
+            not_null=not_null,
+            generated=generated,
+        )
+        for name, type_name, wire, via_text, not_null, generated in connection.execute(
+            sql.SQL(statement), parameters
+        )
     )
 
 

@@ -21,6 +21,16 @@ def column_list(names: Iterable[str], prefix: str | None = None) -> sql.Composed
     )
 
 
+def subquery(text: str, name: str = "q") -> sql.Composed:
+    """A user's SELECT as something to read from; a comment at its end stays its own."""
+    return sql.SQL("({}\n) AS {}").format(sql.SQL(text), sql.Identifier(name))
+
+
+def condition(text: str) -> sql.Composed:
+    """A user's condition, closed off from what stands around it."""
+    return sql.SQL("({}\n)").format(sql.SQL(text))
+
+
 def statement(file: str, name: str, **parts: sql.Composable) -> sql.Composed:
     """A named statement with its identifiers filled in; to be run with parameters, if only {}."""
     # Next to parameters a percent sign is written twice, and a name may hold one.

@@ -21,6 +21,7 @@ from tidegate.failpoints import reach
 from tidegate.model.job import SYNC, Claim, JobRequest, JobStatus
 from tidegate.model.load import LoadResult
 from tidegate.model.sync import Sync
+from tidegate.pipeline.changed import refuse_moved
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import resolve_source
 from tidegate.pipeline.sync import SyncOutcome, SyncWork
@@ -96,6 +97,7 @@ class Runner:
             )
             destination = context.destination(sync.target)
             with context.plane.connect() as control:
+                refuse_moved(context, control, sync)
                 claimed = claim_table(
                     context,
                     control,
@@ -222,6 +224,7 @@ def _result(outcome: SyncOutcome) -> dict[str, Any]:
         "loads": len(outcome.loads),
         "rows": outcome.rows,
         "changed": outcome.changed,
+        "rejected": outcome.rejected,
         "found_nothing": not outcome.loads,
         "watermark": outcome.watermark.value if outcome.watermark else None,
         "horizon": json.loads(json.dumps(horizon, default=str)),

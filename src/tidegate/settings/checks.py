@@ -13,6 +13,11 @@ from tidegate.settings.explain import nearest
 from tidegate.settings.location import parse_location
 
 _PROJECT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_CONNECTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
+_COMMENT = re.compile(r"--[^\n]*(?:\n|$)|/\*.*?\*/", re.DOTALL)
+_TRANSACTION = frozenset(
+    ["ABORT", "BEGIN", "COMMIT", "END", "PREPARE", "RELEASE", "ROLLBACK", "SAVEPOINT", "START"]
+)
 _RELATION = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}:(?!//)\s*\S.*")
 
 
@@ -106,6 +111,64 @@ def _key(value: object) -> tuple[str, ...]:
     return tuple(columns)
 
 
+def _sql(value: object) -> str:
+    text = _text(value).strip().rstrip(";").rstrip()
+    if not text:
+        raise ValueError("a piece of SQL in quotes")
+    return text
+
+
+def _statements(value: object) -> tuple[str, ...]:
+    """Single statements that stay inside the transaction they are run in."""
+    given = (value,) if isinstance(value, str) else value
+    expected = 'a statement or a list of statements, for example "ANALYZE raw.orders"'
+    if not isinstance(given, list | tuple) or not given:
+        raise ValueError(expected)
+    found = []
+    for one in given:
+        if not isinstance(one, str) or not one.strip():
+            raise ValueError(expected)
+        text = _sql(one)
+        word = _COMMENT.sub(" ", text).split(maxsplit=1)[0].upper()
+        if word in _TRANSACTION:
+            raise ValueError(f"statements that do not end the load's transaction ({word} would)")
+        found.append(text)
+    return tuple(found)
+
+
+def _checks(value: object) -> dict[str, str]:
+    expected = 'a table of names and conditions, for example { positive = "total >= 0" }'
+    if not isinstance(value, dict) or not value:
+        raise ValueError(expected)
+    for name, condition in value.items():
+        if not isinstance(condition, str) or not condition.strip() or not name.strip():
+            raise ValueError(expected)
+    return {name: _sql(condition) for name, condition in value.items()}
+
+
+def _share(value: object) -> float:
+    expected = 'a share from 0 to 1, or a percentage such as "5%"'
+    try:
+        if isinstance(value, str) and value.strip().endswith("%"):
+            share = float(value.strip()[:-1]) / 100
+        elif isinstance(value, str | int | float) and not isinstance(value, bool):
+            share = float(value)
+        else:
+            raise ValueError(expected)
+    except ValueError:
+        raise ValueError(expected) from None
+    if not 0 <= share <= 1:
+        raise ValueError(expected)
+    return share
+
+
+def _source(value: object) -> str:
+    """A relation, or a connection alone for a query."""
+    if isinstance(value, str) and _CONNECTION.fullmatch(value):
+        return value
+    return _relation(value)
+
+
 def _timezone(value: object) -> str:
     from zoneinfo import ZoneInfo, available_timezones
 
@@ -150,6 +213,11 @@ Text = Annotated[str, BeforeValidator(_text)]
 Identifier = Annotated[str, BeforeValidator(_identifier)]
 Schema = Annotated[str, BeforeValidator(_schema)]
 Relation = Annotated[str, BeforeValidator(_relation)]
+Source = Annotated[str, BeforeValidator(_source)]
+Sql = Annotated[str, BeforeValidator(_sql)]
+Statements = Annotated[tuple[str, ...], BeforeValidator(_statements)]
+Checks = Annotated[dict[str, str], BeforeValidator(_checks)]
+Share = Annotated[float, BeforeValidator(_share)]
 Duration = Annotated[str, BeforeValidator(_duration)]
 PositiveDuration = Annotated[str, BeforeValidator(_positive_duration)]
 ProjectName = Annotated[str, BeforeValidator(_project_name)]

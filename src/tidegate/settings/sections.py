@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer, model_validator
 
-from tidegate.settings import checks
+from tidegate.settings import checks as values
 from tidegate.settings.durations import parse_duration
 from tidegate.settings.explain import Conflict
 
@@ -29,19 +29,19 @@ class Section(BaseModel):
 class ProjectSettings(Section):
     """`[project]`: who we are and where our own tables live."""
 
-    name: checks.ProjectName
-    control: checks.Location = SecretStr("embedded")
-    control_schema: checks.Schema = "tidegate_control"
-    pipelines: checks.Text = "pipelines.py"
-    state: checks.Text = ".tidegate"
+    name: values.ProjectName
+    control: values.Location = SecretStr("embedded")
+    control_schema: values.Schema = "tidegate_control"
+    pipelines: values.Text = "pipelines.py"
+    state: values.Text = ".tidegate"
 
 
 class SparkSettings(Section):
     """`[spark]`: a master to start, or a Spark Connect server to use; never both."""
 
-    master: checks.TextOrNone = _DEFAULT_MASTER
-    remote: checks.Remote = None
-    conf: checks.SparkConf = Field(default_factory=dict, repr=False)
+    master: values.TextOrNone = _DEFAULT_MASTER
+    remote: values.Remote = None
+    conf: values.SparkConf = Field(default_factory=dict, repr=False)
 
     @model_validator(mode="after")
     def _one_of_both(self) -> SparkSettings:
@@ -65,11 +65,11 @@ class SparkSettings(Section):
 class WorkerSettings(Section):
     """`[worker]`: how long a claim lasts and how patient its statements are."""
 
-    lease: checks.PositiveDuration = "180s"
-    heartbeat: checks.PositiveDuration = "30s"
-    publish_timeout: checks.PositiveDuration = "1 hour"
-    lock_timeout: checks.PositiveDuration = "10s"
-    max_attempts: checks.Attempts = 5
+    lease: values.PositiveDuration = "180s"
+    heartbeat: values.PositiveDuration = "30s"
+    publish_timeout: values.PositiveDuration = "1 hour"
+    lock_timeout: values.PositiveDuration = "10s"
+    max_attempts: values.Attempts = 5
 
     @model_validator(mode="after")
     def _heartbeat_fits_lease(self) -> WorkerSettings:
@@ -105,8 +105,8 @@ class WorkerSettings(Section):
 class LedgerSettings(Section):
     """`[ledger]`: our tables in the destination database."""
 
-    schema_name: checks.Schema = Field(default="tidegate", alias="schema")
-    marker_table: checks.Identifier = "table_updates"
+    schema_name: values.Schema = Field(default="tidegate", alias="schema")
+    marker_table: values.Identifier = "table_updates"
     timestamps: Literal["database", "client"] = "database"
 
 
@@ -115,14 +115,15 @@ class SyncDefaults(Section):
 
     mode: Literal["merge", "append", "delete_insert", "replace"] = "merge"
     changes: Literal["cursor", "snapshot", "cdc"] = "cursor"
-    lookback: checks.Lookback | None = None
-    settle: checks.Duration = "60s"
+    lookback: values.Lookback | None = None
+    settle: values.Duration = "60s"
     null_cursor: Literal["raise", "include", "exclude"] | None = None
-    cursor_timezone: checks.TimeZone | None = None
+    cursor_timezone: values.TimeZone | None = None
     duplicates: Literal["refuse", "newest"] = "refuse"
-    batch_rows: checks.Rows = 500_000
-    partitions: checks.Partitions | None = None
-    schedule: checks.Text | None = None
+    batch_rows: values.Rows = 500_000
+    partitions: values.Partitions | None = None
+    schedule: values.Text | None = None
+    reject_limit: values.Share = 0.05
 
     @property
     def settle_seconds(self) -> float:
@@ -138,10 +139,38 @@ class SyncDefaults(Section):
 class SyncSettings(SyncDefaults):
     """`[sync.NAME]`: one movement from a source relation to a destination relation."""
 
-    source: checks.Relation
-    target: checks.Relation
-    key: checks.Columns | None = None
-    cursor: checks.Text | None = None
+    source: values.Source
+    target: values.Relation
+    key: values.Columns | None = None
+    cursor: values.Text | None = None
+    columns: values.Columns | None = None
+    exclude_columns: values.Columns = ()
+    where: values.Sql | None = None
+    query: values.Sql | None = None
+    before_sql: values.Statements = ()
+    after_sql: values.Statements = ()
+    checks: values.Checks = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one_way_to_read(self) -> SyncSettings:
+        if self.query is None and ":" not in self.source:
+            raise Conflict(
+                "source",
+                f'is "{self.source}"; expected "connection:schema.table", or a query beside it',
+            )
+        if self.query is not None:
+            if ":" in self.source:
+                raise Conflict(
+                    "source",
+                    f'is "{self.source}" beside a query; expected the connection alone, '
+                    f'"{self.source.partition(":")[0]}"',
+                )
+            for name in ("columns", "exclude_columns", "where"):
+                if getattr(self, name):
+                    raise Conflict(name, "is set beside a query; write it into the query")
+        if self.columns and self.exclude_columns:
+            raise Conflict("exclude_columns", "and columns are both set; remove one of them")
+        return self
 
 
 # Sections whose keys are fixed; [connections] and [sync] hold names the user chose.

@@ -16,7 +16,7 @@ from tidegate.model.column import RelationKind, Table
 from tidegate.model.cursor import CursorType, Guarantee
 from tidegate.model.horizon import Horizon, Session
 from tidegate.postgres.connect import Connection
-from tidegate.postgres.identifiers import qualified
+from tidegate.postgres.identifiers import condition, qualified, subquery
 
 # A backend takes its transaction's time a moment before it shows it in pg_stat_activity; the
 # clock is read first, and the sessions this much later, so that moment lies in between.
@@ -98,13 +98,15 @@ class _View:
 
 def read_horizon(
     connection: Connection,
-    cursor: CursorColumn,
+    cursor: CursorColumn | None,
     memory: Memory,
     *,
     wait: Callable[[float], None] = time.sleep,
     may_wait: bool = True,
 ) -> Horizon:
     """The horizon now; must be called before the snapshot is taken, outside a transaction."""
+    if cursor is None:
+        return Horizon(None, Guarantee.EXACT, "everything is read each time, in one snapshot")
     prepared = _prepared_writer(connection, cursor.table)
     if prepared is not None:
         return Horizon(
@@ -220,7 +222,7 @@ def _look(connection: Connection, wait: Callable[[float], None]) -> _View:
 
 
 def _prepared_writer(connection: Connection, table: Table) -> Session | None:
-    is_view = table.kind in (RelationKind.VIEW, RelationKind.FOREIGN)
+    is_view = table.kind in (RelationKind.VIEW, RelationKind.FOREIGN, RelationKind.QUERY)
     row = connection.execute(_PREPARED, {"any_relation": is_view, "oid": table.oid}).fetchone()
     return Session(row[1], row[0]) if row else None
 
@@ -228,10 +230,24 @@ def _prepared_writer(connection: Connection, table: Table) -> Session | None:
 def _highest(connection: Connection, cursor: CursorColumn) -> str | None:
     row = connection.execute(
         sql.SQL("SELECT max({})::text FROM {}").format(
-            sql.Identifier(cursor.name), qualified(cursor.table.relation)
+            sql.Identifier(cursor.name), readable(cursor.table)
         )
     ).fetchone()
     return row[0] if row else None
+
+
+def readable(table: Table, where: str | None = None) -> sql.Composable:
+    """What stands behind FROM: the relation, the rows of it that `where` keeps, or a query."""
+    if table.query is not None:
+        return subquery(table.query)
+    if where is None:
+        return qualified(table.relation)
+    # Blocks are read by ctid, which the star does not hold.
+    blocks = sql.SQL("ctid, " if table.has_blocks else "")
+    rows = sql.SQL("SELECT {}* FROM {} WHERE {}").format(
+        blocks, qualified(table.relation), condition(where)
+    )
+    return sql.SQL("({}) AS {}").format(rows, sql.Identifier(table.relation.name))
 
 
 def _bound(connection: Connection, cursor: CursorColumn, moment: datetime, zone: str) -> str:

@@ -11,13 +11,13 @@ from psycopg import sql
 
 from tidegate.errors import SourceError
 from tidegate.model.batch import Batch, BatchKind, cut
-from tidegate.model.column import Column, RelationKind, Table
+from tidegate.model.column import Column, Table
 from tidegate.model.cursor import CursorType, NullPolicy
 from tidegate.model.horizon import Horizon
 from tidegate.model.watermark import Watermark
 from tidegate.postgres.connect import Connection, first_line
-from tidegate.postgres.identifiers import column_list, qualified
-from tidegate.sources.horizon import CursorColumn
+from tidegate.postgres.identifiers import column_list
+from tidegate.sources.horizon import CursorColumn, readable
 
 # Below this share of the table an index on the cursor beats a scan of all blocks.
 _SCAN_SHARE = 0.25
@@ -31,22 +31,40 @@ class PostgresSource:
     table: Table
     columns: tuple[Column, ...]
     key: tuple[str, ...]
-    cursor: CursorColumn
+    cursor: CursorColumn | None
     null_policy: NullPolicy | None
     lookback: str | int | None
     batch_rows: int
+    where: str | None = None
+    tie_key: tuple[str, ...] | None = None
+    """what splits a large tie, where rows have no key in the target"""
 
     @property
-    def relation(self) -> sql.Identifier:
-        return qualified(self.table.relation)
+    def relation(self) -> sql.Composable:
+        return readable(self.table, self.where)
+
+    @property
+    def ordered_by(self) -> CursorColumn:
+        """The cursor, where there must be one."""
+        assert self.cursor is not None
+        return self.cursor
 
     @property
     def cursor_identifier(self) -> sql.Identifier:
-        return sql.Identifier(self.cursor.name)
+        return sql.Identifier(self.ordered_by.name)
+
+    @property
+    def reads_by_index(self) -> bool:
+        """Whether an index leads to the rows above a cursor value."""
+        return self.cursor is not None and self.cursor.name in self.table.leading_index_columns
+
+    @property
+    def _splits(self) -> tuple[str, ...]:
+        return self.key or self.tie_key or ()
 
     @property
     def _cast(self) -> sql.SQL:
-        return sql.SQL(self.cursor.type.value)
+        return sql.SQL(self.ordered_by.type.value)
 
     def value(self, text: str) -> sql.Composed:
         """A cursor value as a typed literal."""
@@ -65,6 +83,12 @@ class PostgresSource:
 
     def full_batch(self, connection: Connection, horizon: Horizon) -> Batch:
         """Everything up to the horizon, as one batch."""
+        if self.cursor is None:
+            row = connection.execute(
+                sql.SQL("SELECT count(*) FROM {}").format(self.relation)
+            ).fetchone()
+            assert row is not None
+            return Batch(BatchKind.FULL, rows=int(row[0]))
         if horizon.high is None and self._count(connection, self._between(None, None))[0]:
             raise SourceError(
                 f"{self.table.relation} is held back by {horizon.held_by or 'its settle time'}",
@@ -92,13 +116,15 @@ class PostgresSource:
             return None
         if self.null_policy is NullPolicy.RAISE:
             raise SourceError(
-                f"{count} rows of {self.table.relation} have no {self.cursor.name}",
+                f"{count} rows of {self.table.relation} have no {self.ordered_by.name}",
                 'fill them in, or set null_cursor = "include" or "exclude"',
             )
         return Batch(BatchKind.NULLS, rows=count)
 
     def condition(self, batch: Batch) -> sql.Composed:
         """The WHERE clause of a batch."""
+        if self.cursor is None:
+            return sql.SQL("{}").format(sql.SQL("true"))
         if batch.kind is BatchKind.NULLS:
             return sql.SQL("{} IS NULL").format(self.cursor_identifier)
         if batch.kind is BatchKind.TIE:
@@ -147,7 +173,11 @@ class PostgresSource:
             slices: list[sql.Composable] = [condition]
         elif self._scans(batch):
             slices = self._block_slices(condition, wanted)
-        elif batch.kind in (BatchKind.RANGE, BatchKind.LOOKBACK, BatchKind.FULL):
+        elif self.cursor is not None and batch.kind in (
+            BatchKind.RANGE,
+            BatchKind.LOOKBACK,
+            BatchKind.FULL,
+        ):
             slices = self._cursor_slices(connection, batch, condition, wanted)
         else:
             slices = [condition]
@@ -161,7 +191,7 @@ class PostgresSource:
 
     def find_duplicate_key(self, connection: Connection) -> str | None:
         """A key that two rows share, in words, unless an index rules it out."""
-        if self.table.proves_unique(self.key):
+        if not self.key or self.table.proves_unique(self.key):
             return None
         names = column_list(self.key)
         row = connection.execute(
@@ -194,7 +224,7 @@ class PostgresSource:
         if rows == 0:
             return None
         end = cut(rows, self.batch_rows, last, before_last)
-        if end.is_tie and kind is BatchKind.RANGE and self.key:
+        if end.is_tie and kind is BatchKind.RANGE and self._splits:
             return self._tie_part(connection, low, last, None)
         if end.is_tie or end.high == last:
             return Batch(kind, low, last, rows=rows, is_last=rows <= self.batch_rows)
@@ -210,7 +240,7 @@ class PostgresSource:
         self._refuse_null_keys(connection, where[0])
         if after is not None:
             where.append(self._compare_key(">", after))
-        key = column_list(self.key)
+        key = column_list(self._splits)
         rows = connection.execute(
             sql.SQL(
                 "WITH seen AS (SELECT row_number() OVER (ORDER BY {key}) AS n, {key}"
@@ -224,7 +254,7 @@ class PostgresSource:
                 limit=sql.Literal(self.batch_rows + 1),
                 size=sql.Literal(self.batch_rows),
                 texts=sql.SQL(", ").join(
-                    sql.SQL("{}::text").format(sql.Identifier(name)) for name in self.key
+                    sql.SQL("{}::text").format(sql.Identifier(name)) for name in self._splits
                 ),
             )
         ).fetchall()
@@ -236,7 +266,7 @@ class PostgresSource:
 
     def _refuse_null_keys(self, connection: Connection, where: sql.Composable) -> None:
         """A comparison by key passes over rows without one, so they must not be there."""
-        columns = [self.table.column(name) for name in self.key]
+        columns = [self.table.column(name) for name in self._splits]
         nullable = [column.name for column in columns if column and not column.not_null]
         if not nullable:
             return
@@ -247,7 +277,7 @@ class PostgresSource:
         if count:
             raise SourceError(
                 f"{count} rows of {self.table.relation} have no value in their key "
-                f"({', '.join(self.key)})",
+                f"({', '.join(self._splits)})",
                 "choose a key that every row has",
             )
 
@@ -257,7 +287,7 @@ class PostgresSource:
                 self.value(watermark),
                 sql.SQL("{}::numeric").format(sql.Literal(str(self.lookback))),
             )
-            if self.cursor.type.is_integer
+            if self.ordered_by.type.is_integer
             else sql.SQL("({} - {}::interval)::{}::text").format(
                 self.value(watermark), sql.Literal(str(self.lookback)), self._cast
             )
@@ -272,7 +302,7 @@ class PostgresSource:
             # numeric for integers: a lookback may reach below the type's own range
             typed = (
                 sql.SQL("{}::numeric").format(sql.Literal(low))
-                if self.cursor.type.is_integer and not _fits(low, self.cursor.type)
+                if self.ordered_by.type.is_integer and not _fits(low, self.ordered_by.type)
                 else self.value(low)
             )
             parts.append(sql.SQL("{} > {}").format(self.cursor_identifier, typed))
@@ -284,12 +314,12 @@ class PostgresSource:
 
     def _compare_key(self, operator: str, values: tuple[str, ...]) -> sql.Composed:
         literals = []
-        for name, text in zip(self.key, values, strict=True):
+        for name, text in zip(self._splits, values, strict=True):
             column = self.table.column(name)
             assert column is not None
             literals.append(sql.SQL("{}::{}").format(sql.Literal(text), sql.SQL(column.type)))
         return sql.SQL("({}) {} ({})").format(
-            column_list(self.key), sql.SQL(operator), sql.SQL(", ").join(literals)
+            column_list(self._splits), sql.SQL(operator), sql.SQL(", ").join(literals)
         )
 
     def _count(self, connection: Connection, where: sql.Composable) -> tuple[int, str | None]:
@@ -302,10 +332,8 @@ class PostgresSource:
         return int(row[0]), row[1]
 
     def _scans(self, batch: Batch) -> bool:
-        has_blocks = self.table.kind in (RelationKind.TABLE, RelationKind.MATERIALIZED_VIEW)
-        indexed = self.cursor.name in self.table.leading_index_columns
         large = bool(batch.rows >= _SCAN_SHARE * max(self.table.estimated_rows, 1))
-        return has_blocks and self.table.pages > 1 and (large or not indexed)
+        return self.table.has_blocks and self.table.pages > 1 and (large or not self.reads_by_index)
 
     def _block_slices(self, condition: sql.Composable, wanted: int) -> list[sql.Composable]:
         pages = self.table.pages

@@ -114,3 +114,10 @@ SELECT result FROM {schema}.jobs
 WHERE project = %(project)s AND kind = %(kind)s AND name = %(name)s AND status = 'done'
 ORDER BY submitted_at DESC
 LIMIT 1
+
+-- name: last_target
+-- Where the latest successful job of a sync loaded into.
+SELECT payload ->> 'target' FROM {schema}.jobs
+WHERE project = %(project)s AND kind = %(kind)s AND name = %(name)s AND status = 'done'
+ORDER BY submitted_at DESC
+LIMIT 1

@@ -1,17 +1,17 @@
 -- etl_state(pipeline_name, table_name, high_watermark, cursor_type, generation, version,
---           rows_synced, position, update_id, fence, updated_at)
+--           rows_synced, position, update_id, fence, updated_at, declaration)
 
 -- name: get_state
 -- One watermark.
 SELECT pipeline_name, table_name, high_watermark, cursor_type, generation, version, rows_synced,
-       position, update_id, updated_at
+       position, update_id, updated_at, declaration
 FROM {schema}.etl_state
 WHERE pipeline_name = %(pipeline)s AND table_name = %(table)s
 
 -- name: list_states
 -- The watermarks of one project.
 SELECT pipeline_name, table_name, high_watermark, cursor_type, generation, version, rows_synced,
-       position, update_id, updated_at
+       position, update_id, updated_at, declaration
 FROM {schema}.etl_state
 WHERE pipeline_name LIKE %(prefix)s
 ORDER BY pipeline_name, table_name
@@ -27,7 +27,8 @@ ON CONFLICT DO NOTHING
 UPDATE {schema}.etl_state
 SET high_watermark = %(value)s, cursor_type = %(cursor_type)s, position = %(position)s,
     version = version + 1, rows_synced = rows_synced + %(rows)s,
-    update_id = %(update_id)s, fence = %(fence)s, updated_at = now()
+    update_id = %(update_id)s, fence = %(fence)s, updated_at = now(),
+    declaration = coalesce(%(declaration)s, declaration)
 WHERE pipeline_name = %(pipeline)s AND table_name = %(table)s
   AND version = %(version)s AND generation = %(generation)s
   AND (high_watermark IS NULL OR high_watermark::{type} <= %(value)s::{type})
@@ -36,8 +37,9 @@ WHERE pipeline_name = %(pipeline)s AND table_name = %(table)s
 -- A person's move: a new generation, so that everything replayed is a new load.
 UPDATE {schema}.etl_state
 SET high_watermark = %(value)s, cursor_type = coalesce(%(cursor_type)s, cursor_type),
-    position = NULL, rows_synced = 0, generation = generation + %(generations)s, version = version + 1,
-    updated_at = now()
+    position = NULL, rows_synced = 0, generation = generation + %(generations)s,
+    version = version + 1, updated_at = now(),
+    declaration = coalesce(%(declaration)s, declaration)
 WHERE pipeline_name = %(pipeline)s AND table_name = %(table)s
 RETURNING generation, version
 
@@ -52,6 +54,12 @@ FOR UPDATE
 SELECT CASE WHEN %(left)s::{type} < %(right)s::{type} THEN -1
             WHEN %(left)s::{type} = %(right)s::{type} THEN 0 ELSE 1 END,
        (%(left)s::{type})::text
+
+-- name: other_tables
+-- The other tables that a pipeline has loaded.
+SELECT table_name FROM {schema}.etl_state
+WHERE pipeline_name = %(pipeline)s AND table_name <> %(table)s AND version > 0
+ORDER BY 1
 
 -- name: delete_state
 -- Forget a pipeline's watermark.

@@ -11,8 +11,10 @@ CREATE TABLE IF NOT EXISTS {schema}.etl_state (
     update_id      text,
     fence          bigint,
     updated_at     timestamptz NOT NULL DEFAULT now(),
+    declaration    jsonb,
     PRIMARY KEY (pipeline_name, table_name)
 );
+ALTER TABLE {schema}.etl_state ADD COLUMN IF NOT EXISTS declaration jsonb;
 
 CREATE TABLE IF NOT EXISTS {schema}.watermark_log (
     id             bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

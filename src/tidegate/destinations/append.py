@@ -1,0 +1,164 @@
+"""Append with a key: every version of a row in `<table>_raw`, the newest of each in a view."""
+
+from __future__ import annotations
+
+from psycopg import errors as pg
+from psycopg import sql
+
+from tidegate.destinations.merge import same_key
+from tidegate.errors import DeclarationError, DestinationError
+from tidegate.model.column import RelationKind
+from tidegate.model.relation import MAX_NAME_BYTES, Relation
+from tidegate.model.shape import Shape
+from tidegate.postgres.catalog import describe_table
+from tidegate.postgres.connect import Connection
+from tidegate.postgres.identifiers import column_list, qualified
+
+SUFFIX = "_raw"
+# Beside the columns of the load, in this order.
+ADDED = {
+    "load_seq": "bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+    "loaded_at": "timestamptz NOT NULL DEFAULT now()",
+    "update_id": "text NOT NULL",
+}
+
+
+def raw_table(relation: Relation) -> Relation:
+    """The table behind the view."""
+    return Relation(relation.schema, relation.name + SUFFIX)
+
+
+def check_names(relation: Relation, shape: Shape) -> None:
+    """Refuse names that leave no room for ours."""
+    if len((relation.name + SUFFIX).encode()) > MAX_NAME_BYTES:
+        raise DeclarationError(
+            f"{relation} is too long a name: append with a key keeps its rows in "
+            f"{relation.name}{SUFFIX}",
+            f"choose a target of at most {MAX_NAME_BYTES - len(SUFFIX)} bytes",
+        )
+    taken = [name for name in shape.names if name in ADDED]
+    if taken:
+        raise DeclarationError(
+            f"{raw_table(relation)} has columns of its own called {', '.join(taken)}",
+            "leave them out with exclude_columns, or rename them in a query",
+        )
+
+
+def check_view(connection: Connection, relation: Relation) -> bool:
+    """Whether raw table and view are there; refuses what stands in their place."""
+    view, raw = (
+        describe_table(connection, relation),
+        describe_table(connection, raw_table(relation)),
+    )
+    if view is not None and (view.kind is not RelationKind.VIEW or raw is None):
+        kind = "table" if view.kind is not RelationKind.VIEW else "view of something else"
+        raise DestinationError(
+            f"{relation} is a {kind}; append with a key keeps every version in "
+            f"{raw_table(relation)} and shows the newest in a view called {relation}",
+            'choose another target, or rename the old one; to go on loading it, use mode = "merge"',
+        )
+    if raw is not None and raw.kind not in (RelationKind.TABLE, RelationKind.PARTITIONED):
+        raise DestinationError(f"{raw.relation} is not a table", "choose another target")
+    return view is not None and raw is not None
+
+
+def create_view(connection: Connection, relation: Relation, shape: Shape) -> None:
+    """Make the view over the raw table, or make it anew when columns were added."""
+    statement = sql.SQL(
+        "CREATE OR REPLACE VIEW {} AS SELECT DISTINCT ON ({}) {} FROM {} ORDER BY {}"
+    ).format(
+        qualified(relation),
+        column_list(shape.key),
+        column_list(shape.names),
+        qualified(raw_table(relation)),
+        newest_first(shape),
+    )
+    try:
+        connection.execute(statement)
+    except pg.UniqueViolation:
+        # Somebody else made it in the same moment.
+        connection.execute(statement)
+
+
+def create_index(relation: Relation, shape: Shape) -> sql.Composed:
+    """The index that finds the newest version of a key."""
+    return sql.SQL("CREATE INDEX ON {} ({})").format(
+        qualified(raw_table(relation)), newest_first(shape)
+    )
+
+
+def newest_first(shape: Shape, alias: str | None = None) -> sql.Composed:
+    """The order in which the first row of a key is its newest version."""
+
+    def name(column: str) -> sql.Identifier:
+        return sql.Identifier(column) if alias is None else sql.Identifier(alias, column)
+
+    order: list[sql.Composable] = [name(column) for column in shape.key]
+    if shape.cursor is not None:
+        order.append(sql.SQL("{} DESC NULLS LAST").format(name(shape.cursor)))
+    order.append(sql.SQL("{} DESC").format(name("load_seq")))
+    return sql.SQL(", ").join(order)
+
+
+def append_statement(
+    raw: Relation, rows: sql.Composable, shape: Shape, update_id: str
+) -> sql.Composed:
+    """Add the versions that are not there yet, in the order of their cursor.
+
+    Where the key is unique in the source, a row that differs from the newest version is a new
+    one, even if it looked like this before. Where it is not, any equal version is the same row.
+    """
+    equal = sql.SQL("record_image_eq(ROW({}), ROW({}))").format(
+        column_list(shape.names, "o"), column_list(shape.names, "s")
+    )
+    present: sql.Composable = sql.SQL("EXISTS (SELECT FROM {} o WHERE {} AND {})").format(
+        qualified(raw), same_key("o", "s", shape.key), equal
+    )
+    if shape.key_is_unique:
+        newest = sql.SQL(
+            "(SELECT {equal} FROM {raw} o WHERE {same} ORDER BY {order} LIMIT 1)"
+        ).format(
+            equal=equal,
+            raw=qualified(raw),
+            same=same_key("o", "s", shape.key),
+            order=newest_first(shape, "o"),
+        )
+        older: sql.Composable = sql.SQL("false")
+        if shape.cursor is not None:
+            older = sql.SQL("EXISTS (SELECT FROM {} o WHERE {} AND o.{c} > s.{c})").format(
+                qualified(raw),
+                same_key("o", "s", shape.key),
+                c=sql.Identifier(shape.cursor),
+            )
+        present = sql.SQL("coalesce({}, false) OR ({} AND {})").format(newest, older, present)
+    order: list[sql.Composable] = []
+    if shape.cursor is not None:
+        order.append(sql.SQL("s.{} NULLS FIRST").format(sql.Identifier(shape.cursor)))
+    order.append(sql.SQL('ROW({})::text COLLATE "C"').format(column_list(shape.names, "s")))
+    return sql.SQL(
+        "INSERT INTO {raw} ({names}, update_id) SELECT {columns}, {update_id} FROM"
+        " (SELECT DISTINCT ON (ROW({names})::text) {names} FROM ({rows}) d) s"
+        " WHERE NOT ({present}) ORDER BY {order}"
+    ).format(
+        raw=qualified(raw),
+        names=column_list(shape.names),
+        columns=column_list(shape.names, "s"),
+        update_id=sql.Literal(update_id),
+        rows=rows,
+        present=present,
+        order=sql.SQL(", ").join(order),
+    )
+
+
+def superseded_statement(raw: Relation, shape: Shape, limit: int) -> sql.Composed:
+    """Delete some of the versions that a newer one hides."""
+    return sql.SQL(
+        "DELETE FROM {raw} WHERE load_seq IN (SELECT load_seq FROM"
+        " (SELECT load_seq, row_number() OVER (PARTITION BY {key} ORDER BY {order}) AS place"
+        " FROM {raw}) v WHERE place > 1 LIMIT {limit})"
+    ).format(
+        raw=qualified(raw),
+        key=column_list(shape.key),
+        order=newest_first(shape),
+        limit=sql.Literal(limit),
+    )

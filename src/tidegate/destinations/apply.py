@@ -1,0 +1,85 @@
+"""What each mode does with the rows of a load, inside the publish transaction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from tidegate.destinations import append, merge
+from tidegate.destinations.target import physical_table
+from tidegate.model.relation import Relation
+from tidegate.model.rules import Mode, Rules
+from tidegate.model.shape import Shape
+from tidegate.postgres.catalog import is_empty
+from tidegate.postgres.connect import Connection
+from tidegate.postgres.identifiers import qualified
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """How many rows of the target changed; `first` when it had none before."""
+
+    changed: int
+    first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One statement; `counts` if the rows it touches are changes, not rows that come back."""
+
+    statement: sql.Composed
+    counts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """Rows on their way into one table; `rows` is None when the batch has none."""
+
+    relation: Relation
+    rows: sql.Composable | None
+    shape: Shape
+    rules: Rules
+    update_id: str
+    full: bool
+    """everything else leaves the target"""
+
+    @property
+    def table(self) -> Relation:
+        """Where the rows lie."""
+        return physical_table(self.relation, self.shape, self.rules)
+
+    def apply(self, connection: Connection) -> Applied:
+        first = is_empty(connection, qualified(self.table))
+        changed = 0
+        for step in self.steps(first=first):
+            rows = connection.execute(step.statement).rowcount
+            changed += rows if step.counts else 0
+        return Applied(changed, first=first and self.rows is not None)
+
+    def steps(self, *, first: bool) -> list[Step]:
+        """The statements, in order, for a target that has rows or is at its first."""
+        shape, rows = self.shape, self.rows
+        if rows is None:
+            return [self._clear(counts=True)] if self.full and not first else []
+        insert = Step(merge.insert_statement(self.table, rows, shape))
+        if self.rules.mode is Mode.APPEND:
+            put = insert
+            if shape.key:
+                put = Step(append.append_statement(self.table, rows, shape, self.update_id))
+            return [self._clear(), put] if self.full and not first else [put]
+        if first:
+            return [insert]
+        if not shape.key:
+            return [self._clear(), insert]
+        gone = Step(merge.delete_others_statement(self.table, rows, shape))
+        others = [gone] if self.full else []
+        if self.rules.mode is Mode.DELETE_INSERT:
+            same = Step(merge.delete_same_statement(self.table, rows, shape), counts=False)
+            return [*others, same, insert]
+        newest_wins = not self.full
+        upsert = merge.merge_statement(self.table, rows, shape, newest_wins=newest_wins)
+        return [*others, Step(upsert)]
+
+    def _clear(self, *, counts: bool = False) -> Step:
+        return Step(sql.SQL("DELETE FROM {}").format(qualified(self.table)), counts=counts)

@@ -1,0 +1,51 @@
+"""How staged rows become rows of the target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Mode(StrEnum):
+    """The load patterns."""
+
+    MERGE = "merge"
+    """insert new keys, update changed ones"""
+    APPEND = "append"
+    """add rows; with a key, every version of a row, and a view of the newest"""
+    DELETE_INSERT = "delete_insert"
+    """delete the batch's keys, then insert its rows"""
+    REPLACE = "replace"
+    """the whole table, each time"""
+
+
+class Duplicates(StrEnum):
+    """What two rows of one batch with one key mean."""
+
+    REFUSE = "refuse"
+    NEWEST = "newest"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A condition that every row must meet, in the SQL of the destination; NULL counts as met."""
+
+    name: str
+    condition: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a load does besides moving rows."""
+
+    mode: Mode = Mode.MERGE
+    duplicates: Duplicates = Duplicates.REFUSE
+    before_sql: tuple[str, ...] = ()
+    after_sql: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
+    reject_limit: float = 0.05
+    """the share of a batch that may fail its checks"""
+
+    def allowed_rejects(self, rows: int) -> int:
+        """How many of so many rows may be set aside; one at least, unless none is allowed."""
+        return -int(-(self.reject_limit * rows) // 1)
