@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import load
+from benchmarks import load, many
 from benchmarks.report import Report
 
 
@@ -13,11 +13,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--memory-rows", type=int, default=10_000_000, help="0 leaves it out")
+    parser.add_argument("--tables", type=int, default=200, help="0 leaves them out")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     report = Report()
     print(f"load of {options.rows:,} rows x 13 columns, Postgres to Postgres, Spark warm")
     load.run(report, rows=options.rows, memory_rows=options.memory_rows, repeats=options.repeats)
+    if options.tables:
+        many.run(report, tables=options.tables, rows=1_000)
     if report.missed:
         print(f"missed: {', '.join(report.missed)}")
     return 1 if report.missed else 0

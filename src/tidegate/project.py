@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +22,7 @@ from tidegate.model.sync import Sync
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import nearest
 from tidegate.postgres.connect import Connection
+from tidegate.runtime.many import ManyReport, SyncEnd, run_many
 from tidegate.runtime.runner import Runner, RunOptions, RunReport
 from tidegate.settings import Settings, SyncSettings, find_project, load_settings
 
@@ -75,6 +76,28 @@ class Project:
         """Run a sync to its horizon, here and now."""
         options = RunOptions(full_refresh, max_batches, take_over)
         return Runner(self.context, step=step).run(self.sync(name), options)
+
+    def run_many(
+        self,
+        names: Sequence[str] | None = None,
+        *,
+        full_refresh: bool = False,
+        max_batches: int | None = None,
+        take_over: bool = False,
+        concurrency: int | None = None,
+        step: Callable[[Sync, LoadResult], None] | None = None,
+        ended: Callable[[SyncEnd], None] | None = None,
+    ) -> ManyReport:
+        """Run several syncs, or all of them, side by side; failures are in the report."""
+        chosen = [self.sync(name) for name in (self.syncs if names is None else names)]
+        return run_many(
+            self.context,
+            chosen,
+            RunOptions(full_refresh, max_batches, take_over),
+            concurrency=concurrency or self.settings.worker.concurrency,
+            step=step,
+            ended=ended,
+        )
 
     def connect(self, connection: str) -> Connection:
         """A session on one of the project's databases, for work of your own."""

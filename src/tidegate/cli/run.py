@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,6 +25,7 @@ from tidegate.errors import TidegateError
 if TYPE_CHECKING:
     from tidegate.model.load import LoadResult
     from tidegate.model.sync import Sync
+    from tidegate.runtime.many import ManyReport, SyncEnd
     from tidegate.runtime.runner import RunReport
 
 
@@ -36,6 +41,9 @@ def run(
     ] = False,
     max_batches: Annotated[
         int | None, typer.Option(min=1, help="Stop each sync after this many loads.")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="How many syncs run side by side.")
     ] = None,
     take_over: Annotated[
         bool,
@@ -53,34 +61,70 @@ def run(
     """
     opened = open_project(project, profile)
     chosen = choose_syncs(names or [], all_, list(opened.syncs))
-    reports: list[dict[str, Any]] = []
-    worst = 0
-    for name in chosen:
-        try:
-            with nullcontext() if as_json else working(f"{name}: loading"):
-                report = opened.run(
-                    name,
-                    full_refresh=full_refresh,
-                    max_batches=max_batches,
-                    take_over=take_over,
-                    step=None if as_json else _print_load,
-                )
-        except TidegateError as error:
-            worst = error.exit_code if worst in (0, error.exit_code) else 1
-            reports.append(
-                {"sync": name, "status": "failed", "error": error.message, "hint": error.hint}
+    started = time.monotonic()
+    screen = _Screen(len(chosen), quiet=as_json)
+    try:
+        with nullcontext() if as_json else working(screen.title(chosen)):
+            report = opened.run_many(
+                chosen,
+                full_refresh=full_refresh,
+                max_batches=max_batches,
+                take_over=take_over,
+                concurrency=concurrency,
+                step=screen.step,
+                ended=screen.ended,
             )
-            if not as_json:
-                print_error(TidegateError(f"{name}: {error.message}", error.hint), as_json=False)
-            continue
-        reports.append(_document(name, report))
-        if not as_json:
-            print_line(_summary(opened.sync(name), report))
+    except KeyboardInterrupt:
+        # Loads that are under way in other threads are given up, as if they were killed.
+        sys.stderr.write("interrupted; run again at any time\n")
+        sys.stderr.flush()
+        os._exit(130)
     if as_json:
-        print_json(reports)
+        print_json([_document(end) for end in report.ends])
+    elif len(chosen) > 1:
+        print_line(_total(report, time.monotonic() - started))
     opened.close()
-    if worst:
-        raise typer.Exit(worst)
+    if report.exit_code:
+        raise typer.Exit(report.exit_code)
+
+
+@dataclass(frozen=True, slots=True)
+class _Screen:
+    """What a run says while it goes on."""
+
+    count: int
+    quiet: bool
+
+    def title(self, chosen: list[str]) -> str:
+        return f"{chosen[0]}: loading" if self.count == 1 else f"loading {self.count} syncs"
+
+    def step(self, sync: Sync, load: LoadResult) -> None:
+        if not self.quiet:
+            _print_load(sync, load)
+
+    def ended(self, end: SyncEnd) -> None:
+        if self.quiet:
+            return
+        if end.error is not None:
+            error = TidegateError(f"{end.sync.name}: {end.error.message}", end.error.hint)
+            print_error(error, as_json=False)
+        elif end.report is not None:
+            print_line(_summary(end.sync, end.report))
+
+
+def _total(report: ManyReport, seconds: float) -> str:
+    """The last line of a run of several syncs."""
+    ended = [end.report for end in report.ends if end.report is not None]
+    nothing = sum(one.found_nothing for one in ended)
+    parts = [
+        f"{len(ended) - nothing} loaded",
+        f"{nothing} without anything new",
+        f"{len(report.failed)} failed",
+    ]
+    text = f"{len(report.ends)} syncs: {', '.join(parts)}; {report.rows:,} rows in {seconds:.1f} s"
+    if report.failed:
+        text += f"; failed: {', '.join(end.sync.name for end in report.failed)}"
+    return text
 
 
 def _print_load(sync: Sync, load: LoadResult) -> None:
@@ -117,10 +161,19 @@ def _summary(sync: Sync, report: RunReport) -> str:
     return text
 
 
-def _document(name: str, report: RunReport) -> dict[str, Any]:
+def _document(end: SyncEnd) -> dict[str, Any]:
+    if end.report is None:
+        assert end.error is not None
+        return {
+            "sync": end.sync.name,
+            "status": "failed",
+            "error": end.error.message,
+            "hint": end.error.hint,
+        }
+    report = end.report
     outcome = report.outcome
     return {
-        "sync": name,
+        "sync": end.sync.name,
         "job": str(report.job_id),
         "status": report.status,
         "rows": outcome.rows,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +15,7 @@ from tidegate.model.relation import Endpoint
 from tidegate.postgres.connect import Connection
 from tidegate.postgres.databases import CONTROL, Databases
 from tidegate.settings import Settings
+from tidegate.spark.grouping import Stager
 from tidegate.spark.session import SparkSessions
 
 
@@ -25,22 +27,26 @@ class Context:
     databases: Databases = field(init=False)
     spark: SparkSessions = field(init=False)
     plane: ControlPlane = field(init=False)
+    stager: Stager = field(init=False)
     _control_id: UUID | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.databases = Databases(self.settings)
         self.spark = SparkSessions(self.settings.spark, self.settings.state_directory)
+        self.stager = Stager(lambda: self.spark)
         self.plane = ControlPlane(
             partial(self.databases.connect, CONTROL), self.settings.project.control_schema
         )
 
     def control_id(self) -> UUID:
         """The identity of the control plane, which is made on first use."""
-        if self._control_id is None:
-            with self.plane.connect() as connection:
-                self.plane.migrate(connection)
-                self._control_id = self.plane.identity(connection)
-        return self._control_id
+        with self._lock:
+            if self._control_id is None:
+                with self.plane.connect() as connection:
+                    self.plane.migrate(connection)
+                    self._control_id = self.plane.identity(connection)
+            return self._control_id
 
     def ledger(self, connection_name: str) -> Ledger:
         ledger = self.settings.ledger

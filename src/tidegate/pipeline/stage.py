@@ -19,7 +19,7 @@ from tidegate.pipeline.declaration import passthrough_shape
 from tidegate.postgres.connect import Connection
 from tidegate.postgres.types import needs_text, spark_type
 from tidegate.sources.postgres import PostgresSource
-from tidegate.spark.copying import SnapshotReader, StagingPlace, stage_copy
+from tidegate.spark.copying import Copy, SnapshotReader, StagingPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def stage_batch(reading: Reading, *, attempt_id: str, prepare: Callable[[Shape],
         return Staged(shape, ())
     place = _place(context, sync, shape, attempt_id)
     reader = reading.reader(passed_columns(source))
-    return Staged(shape, stage_copy(context.spark.get(), reader, place))
+    return Staged(shape, context.stager.stage(Copy(reader, place)))
 
 
 def _stage_transformed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -29,12 +30,14 @@ class Databases:
         self._conninfo: dict[str, str] = {}
         self._portable: dict[str, str] = {}
         self._idle: dict[str, list[Connection]] = {}
+        self._lock = threading.Lock()
 
     def conninfo(self, name: str) -> str:
         """The address of a connection, as libpq takes it."""
-        if name not in self._conninfo:
-            self._conninfo[name] = self._resolve(name)
-        return self._conninfo[name]
+        with self._lock:
+            if name not in self._conninfo:
+                self._conninfo[name] = self._resolve(name)
+            return self._conninfo[name]
 
     def connect(self, name: str, application: str = "tidegate") -> Connection:
         return connect(self.conninfo(name), name=label(name), application=application)

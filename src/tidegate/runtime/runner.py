@@ -130,7 +130,7 @@ class Runner:
             claim,
             lease_seconds=settings.lease_seconds,
             interval_seconds=settings.heartbeat_seconds,
-            interrupt=self._interrupt_spark,
+            interrupt=lambda: self._context.spark.interrupt(claim.attempt_id),
         )
         heartbeat.start()
         outcome = SyncOutcome()
@@ -211,11 +211,6 @@ class Runner:
             destination.discard(claim.attempt_id)
         with suppress(psycopg.Error):
             self._jobs.finish(control, claim, JobStatus.FAILED, actor=self._actor, error=str(error))
-
-    def _interrupt_spark(self) -> None:
-        if self._context.spark.started:
-            with suppress(Exception):
-                self._context.spark.get().interruptAll()
 
 
 def _result(outcome: SyncOutcome) -> dict[str, Any]:

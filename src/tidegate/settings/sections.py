@@ -70,6 +70,7 @@ class WorkerSettings(Section):
     publish_timeout: values.PositiveDuration = "1 hour"
     lock_timeout: values.PositiveDuration = "10s"
     max_attempts: values.Attempts = 5
+    concurrency: values.Concurrency = 8
 
     @model_validator(mode="after")
     def _heartbeat_fits_lease(self) -> WorkerSettings:

@@ -22,6 +22,7 @@ from tidegate.spark.outcome import (
     OUTCOME_SCHEMA,
     collect_writes,
     failure,
+    only,
     outcome_batches,
     spark_reason,
 )
@@ -82,8 +83,9 @@ class SnapshotReader:
         """The same session as Arrow readers open it."""
         return make_conninfo(self.conninfo, application_name=READER)
 
-    def open(self) -> Connection:
-        connection = connect(self.conninfo, name="the source", application=READER)
+    def open(self, sessions: Sessions) -> Connection:
+        """A session of the task that sees the snapshot."""
+        connection = sessions.get(self.conninfo, "the source", READER)
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         connection.execute(
             sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(self.snapshot))
@@ -91,22 +93,43 @@ class SnapshotReader:
         return connection
 
 
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One batch to be staged: where its rows are read, and where they go."""
+
+    reader: SnapshotReader
+    place: StagingPlace
+
+
 def stage_copy(
     spark: SparkSession, reader: SnapshotReader, place: StagingPlace
 ) -> tuple[StagedWrite, ...]:
     """Stage every share of the batch, one Spark task each."""
-    count = len(reader.statements)
+    return only(stage_copies(spark, [Copy(reader, place)], tasks=len(reader.statements)))
+
+
+def stage_copies(
+    spark: SparkSession, copies: Sequence[Copy], *, tasks: int
+) -> list[tuple[StagedWrite, ...] | TidegateError]:
+    """Stage several batches in one Spark job; one that fails does not harm the others."""
+    shares = [
+        (place, share)
+        for place, copy in enumerate(copies)
+        for share in range(len(copy.reader.statements))
+    ]
 
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for index in batch.column(0).to_pylist():
-                yield from outcome_batches(_copy_share(reader, place, index))
+        with Sessions() as sessions:
+            for batch in batches:
+                for index in batch.column(0).to_pylist():
+                    number, share = shares[index]
+                    outcome = _copy_share(copies[number], share, sessions)
+                    yield from outcome_batches({**outcome, "copy": number})
 
-    frame = spark.range(0, count, 1, count).mapInArrow(work, OUTCOME_SCHEMA)
+    count = len(shares)
+    frame = spark.range(0, count, 1, max(1, min(tasks, count))).mapInArrow(work, OUTCOME_SCHEMA)
     try:
-        return collect_writes(frame)
-    except TidegateError:
-        raise
+        return collect_writes(frame, len(copies))
     except Exception as error:
         raise LoadError(
             f"Spark failed while it staged the rows: {spark_reason(error)}",
@@ -114,28 +137,54 @@ def stage_copy(
         ) from error
 
 
-def _copy_share(reader: SnapshotReader, place: StagingPlace, index: int) -> dict[str, Any]:
+class Sessions:
+    """The sessions of one task: opened once for each database, and closed with the task."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], Connection] = {}
+
+    def get(self, conninfo: str, name: str, application: str) -> Connection:
+        known = self._open.get((conninfo, application))
+        if known is None or known.closed:
+            known = connect(conninfo, name=name, application=application)
+            self._open[conninfo, application] = known
+        return known
+
+    def drop(self) -> None:
+        """After a failure: whatever state they are in, nobody uses them again."""
+        for connection in self._open.values():
+            connection.close()
+        self._open.clear()
+
+    def __enter__(self) -> Sessions:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.drop()
+
+
+def _copy_share(copy: Copy, share: int, sessions: Sessions) -> dict[str, Any]:
+    reader, place = copy.reader, copy.place
     write_id = new_write_id()
     side = "source"
     try:
-        with reader.open() as source:
-            side = "destination"
-            with connect(
-                place.conninfo, name="the destination", application="tidegate stage"
-            ) as destination:
-                with destination.transaction():
-                    destination.execute(place.create_statement(write_id))
-                    reach("stage.write")
-                    rows = copy_rows(
-                        source,
-                        reader.statements[index],
-                        destination,
-                        place.table(write_id),
-                        [name for name, _ in place.columns],
-                    )
-                reach("stage.written")
-            source.execute("ROLLBACK")
+        source = reader.open(sessions)
+        side = "destination"
+        destination = sessions.get(place.conninfo, "the destination", "tidegate stage")
+        with destination.transaction():
+            destination.execute(place.create_statement(write_id))
+            reach("stage.write")
+            rows = copy_rows(
+                source,
+                reader.statements[share],
+                destination,
+                place.table(write_id),
+                [name for name, _ in place.columns],
+            )
+        reach("stage.written")
+        source.execute("ROLLBACK")
     except Exception as error:
+        sessions.drop()
         return failure(error, side)
     return {"write_id": write_id, "rows": rows}
 

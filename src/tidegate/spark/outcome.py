@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-OUTCOME_SCHEMA = "write_id string, rows bigint, kind string, message string, hint string"
+OUTCOME_SCHEMA = "copy int, write_id string, rows bigint, kind string, message string, hint string"
 
 _KINDS: dict[str, type[TidegateError]] = {
     kind.__name__: kind
@@ -52,6 +52,7 @@ def outcome_batches(*outcomes: dict[str, Any]) -> Iterator[pa.RecordBatch]:
 
     schema = pa.schema(
         [
+            ("copy", pa.int32()),
             ("write_id", pa.string()),
             ("rows", pa.int64()),
             ("kind", pa.string()),
@@ -75,12 +76,24 @@ def spark_reason(error: BaseException) -> str:
     return next(iter([*causes[-1:], *said[:1], *lines[:1]]), type(error).__name__)
 
 
-def collect_writes(frame: DataFrame) -> tuple[StagedWrite, ...]:
-    """Run the tasks; one small row comes back from each writer call."""
-    writes: list[StagedWrite] = []
+def collect_writes(
+    frame: DataFrame, copies: int = 1
+) -> list[tuple[StagedWrite, ...] | TidegateError]:
+    """Run the tasks; one small row comes back from each writer call, told apart by its copy."""
+    writes: list[list[StagedWrite]] = [[] for _ in range(copies)]
+    failures: dict[int, TidegateError] = {}
     for row in frame.collect():
+        number = row["copy"] or 0
         if row["kind"] is not None:
-            raise _KINDS[row["kind"]](row["message"], row["hint"])
-        if row["rows"]:
-            writes.append(StagedWrite(row["write_id"], row["rows"]))
-    return tuple(writes)
+            failures.setdefault(number, _KINDS[row["kind"]](row["message"], row["hint"]))
+        elif row["rows"]:
+            writes[number].append(StagedWrite(row["write_id"], row["rows"]))
+    return [failures.get(number) or tuple(found) for number, found in enumerate(writes)]
+
+
+def only(outcomes: list[tuple[StagedWrite, ...] | TidegateError]) -> tuple[StagedWrite, ...]:
+    """The writes of a job that staged one batch; its failure is raised."""
+    (outcome,) = outcomes
+    if isinstance(outcome, TidegateError):
+        raise outcome
+    return outcome

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,7 @@ class SparkSessions:
         self._settings = settings
         self._state = state_directory
         self._session: SparkSession | None = None
+        self._lock = threading.Lock()
 
     @property
     def started(self) -> bool:
@@ -56,15 +58,22 @@ class SparkSessions:
 
     def get(self) -> SparkSession:
         """The session; starting one takes a few seconds the first time."""
-        if self._session is None:
-            self._session = self._start()
-        return self._session
+        with self._lock:
+            if self._session is None:
+                self._session = self._start()
+            return self._session
 
     def parallelism(self) -> int:
         """How many tasks run at once."""
         if self._settings.remote:
             return 4
         return int(self.get().sparkContext.defaultParallelism)
+
+    def interrupt(self, attempt_id: str) -> None:
+        """Give up the Spark work of one attempt, if there is any."""
+        if self._session is not None:
+            with suppress(Exception):
+                self._session.interruptTag(_tag(attempt_id))
 
     def stop(self) -> None:
         if self._session is not None:
@@ -112,6 +121,21 @@ class SparkSessions:
             _LOG4J.format(log=(logs / "spark.log").as_posix()), encoding="utf-8"
         )
         os.environ["SPARK_CONF_DIR"] = str(folder)
+
+
+@contextmanager
+def tagged(session: SparkSession, attempt_id: str) -> Iterator[None]:
+    """Spark work in here can be interrupted by the attempt it belongs to."""
+    session.addTag(_tag(attempt_id))
+    try:
+        yield
+    finally:
+        with suppress(Exception):
+            session.removeTag(_tag(attempt_id))
+
+
+def _tag(attempt_id: str) -> str:
+    return f"tidegate-{attempt_id}"
 
 
 def _is_local(master: str | None) -> bool:

@@ -12,7 +12,14 @@ from tidegate.model.staging import new_write_id, staging_table
 from tidegate.postgres.connect import SESSION
 from tidegate.postgres.types import postgres_type
 from tidegate.spark.copying import SnapshotReader, StagingPlace
-from tidegate.spark.outcome import OUTCOME_SCHEMA, collect_writes, failure, outcome_batches
+from tidegate.spark.outcome import (
+    OUTCOME_SCHEMA,
+    collect_writes,
+    failure,
+    only,
+    outcome_batches,
+)
+from tidegate.spark.session import tagged
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,7 +98,8 @@ def stage_frame(frame: DataFrame, place: StagingPlace, sync_name: str) -> tuple[
     # mapInArrow looks its columns up by name, where a dot or a backtick has a meaning.
     numbered = frame.toDF(*(f"c{index}" for index in range(len(place.columns))))
     try:
-        return collect_writes(numbered.mapInArrow(work, OUTCOME_SCHEMA))
+        with tagged(frame.sparkSession, place.attempt_id):
+            return only(collect_writes(numbered.mapInArrow(work, OUTCOME_SCHEMA)))
     except TidegateError:
         raise
     except Exception as error:

@@ -1,0 +1,86 @@
+"""Many syncs in one process: several at a time, and one that fails does not stop the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+
+import psycopg
+import structlog
+
+from tidegate.errors import LoadError, TidegateError
+from tidegate.model.load import LoadResult
+from tidegate.model.sync import Sync
+from tidegate.pipeline.context import Context
+from tidegate.postgres.connect import translate
+from tidegate.runtime.runner import Runner, RunOptions, RunReport
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class SyncEnd:
+    """How one of several syncs ended: with a report, or with an error."""
+
+    sync: Sync
+    report: RunReport | None = None
+    error: TidegateError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ManyReport:
+    """How several syncs ended, in the order in which they were asked for."""
+
+    ends: tuple[SyncEnd, ...]
+
+    @property
+    def failed(self) -> tuple[SyncEnd, ...]:
+        return tuple(end for end in self.ends if end.error is not None)
+
+    @property
+    def rows(self) -> int:
+        return sum(end.report.rows for end in self.ends if end.report is not None)
+
+    @property
+    def exit_code(self) -> int:
+        """0, or the code that all failures share, or 1."""
+        codes = {end.error.exit_code for end in self.ends if end.error is not None}
+        return 0 if not codes else codes.pop() if len(codes) == 1 else 1
+
+
+def run_many(
+    context: Context,
+    syncs: Sequence[Sync],
+    options: RunOptions | None = None,
+    *,
+    concurrency: int,
+    step: Callable[[Sync, LoadResult], None] | None = None,
+    ended: Callable[[SyncEnd], None] | None = None,
+) -> ManyReport:
+    """Run syncs side by side, at most `concurrency` at once; `ended` is told of each."""
+    runner = Runner(context, step=step)
+
+    def run(sync: Sync) -> SyncEnd:
+        try:
+            return SyncEnd(sync, report=runner.run(sync, options))
+        except TidegateError as error:
+            return SyncEnd(sync, error=error)
+        except psycopg.Error as error:
+            return SyncEnd(sync, error=translate(error, f"sync {sync.name}"))
+        except Exception as error:
+            log.exception("run_failed", sync=sync.name)
+            return SyncEnd(sync, error=LoadError(f"{type(error).__name__}: {error}"))
+
+    pool = ThreadPoolExecutor(max(1, min(concurrency, len(syncs))), "tidegate-run")
+    try:
+        futures = {pool.submit(run, sync): place for place, sync in enumerate(syncs)}
+        found: dict[int, SyncEnd] = {}
+        for future in as_completed(futures):
+            end = found[futures[future]] = future.result()
+            if ended is not None:
+                ended(end)
+    finally:
+        # Interrupted: what has begun is left to the next run, what has not is not begun.
+        pool.shutdown(wait=False, cancel_futures=True)
+    return ManyReport(tuple(found[place] for place in range(len(syncs))))
