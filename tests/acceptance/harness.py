@@ -49,6 +49,8 @@ class Scene:
     cursor: str = "updated_at"
     worker: dict[str, str] = field(default_factory=dict)
     pipelines: str | None = None
+    sync: dict[str, object] = field(default_factory=dict)
+    """what the syncs declare besides, or instead; None leaves a key out"""
     columns: tuple[str, ...] = (
         "region",
         "id",
@@ -84,13 +86,19 @@ class Scene:
         lines += [f"{name} = {json.dumps(value)}" for name, value in self.worker.items()]
         if self.pipelines is None:
             for table in self.tables:
+                values: dict[str, object] = {
+                    "source": f"source:public.{table}",
+                    "target": f"warehouse:raw.{table}",
+                    "cursor": self.cursor,
+                    "batch_rows": self.batch_rows,
+                    "partitions": self.partitions,
+                    **self.sync,
+                }
+                lines.append(f"[sync.{table}]")
                 lines += [
-                    f"[sync.{table}]",
-                    f'source = "source:public.{table}"',
-                    f'target = "warehouse:raw.{table}"',
-                    f'cursor = "{self.cursor}"',
-                    f"batch_rows = {self.batch_rows}",
-                    f"partitions = {self.partitions}",
+                    f"{name} = {_toml(value)}"
+                    for name, value in values.items()
+                    if value is not None
                 ]
         else:
             (self.folder / "pipelines.py").write_text(self.pipelines, encoding="utf-8")
@@ -181,13 +189,22 @@ class Scene:
 
         Spark's workers may outlive their driver and stage after the last run's sweep.
         """
+        self.assert_nothing_staged()
+        self.assert_exact()
+
+    def assert_nothing_staged(self) -> None:
         oracle.wait_until_left(self.source, self.destination, self.control)
         if oracle.staging_tables(self.destination):
             ended = self.run(self.tables[0])
             assert "found nothing new" in ended.out, ended
-            self.assert_exact()
         assert oracle.staging_tables(self.destination) == []
 
     def close(self) -> None:
         for process in self._started:
             process.kill_all()
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{name} = {_toml(one)}" for name, one in value.items()) + " }"
+    return json.dumps(value)
