@@ -15,7 +15,10 @@ from integration.filled import HIGHEST, NINTH, ORDERS, fill, filled_place, state
 from integration.orders import contents
 from integration.test_cli_remove import held
 from tidegate.control.jobs import Jobs
-from tidegate.errors import UsageError
+from tidegate.errors import FenceLost, UsageError
+from tidegate.insight.adoption import examine, record_adoption
+from tidegate.model.adoption import StartingPoint
+from tidegate.runtime.hold import hold_table
 from tidegate.spark.session import SparkSessions
 
 
@@ -300,6 +303,32 @@ def test_a_sync_that_has_loaded_is_refused_with_the_ways_out(place: Place) -> No
         assert way in words
     assert tidegate(place.folder, "remove", "orders", "--yes").code == DONE
     assert adopt(place, "--from-target-max").code == DONE
+
+
+def test_a_table_that_was_taken_since_it_was_looked_at_is_refused(place: Place) -> None:
+    project = place.open()
+    sync, context = project.sync("orders"), project.context
+    found = examine(context, sync, StartingPoint(from_target_max=True))
+    project.adopt("orders", at="2026-01-01")
+    request = {"kind": "sync", "name": "orders"}
+    with (
+        pytest.raises(UsageError, match="has a watermark already"),
+        hold_table(context, sync.target, request, result={}, command="test") as held_table,
+    ):
+        record_adoption(context, sync, found, held_table.fence)
+    assert state(place) == [("2026-01-01 00:00:00+00", 1, 9, None)]
+
+
+def test_an_attempt_that_was_replaced_records_nothing(place: Place) -> None:
+    project = place.open()
+    sync, context = project.sync("orders"), project.context
+    found = examine(context, sync, StartingPoint(from_target_max=True))
+    request = {"kind": "sync", "name": "orders"}
+    with hold_table(context, sync.target, request, result={}, command="test") as held_table:
+        place.target.execute("UPDATE tidegate.fences SET token = token + 1")
+        with pytest.raises(FenceLost):
+            record_adoption(context, sync, found, held_table.fence)
+    assert state(place) == []
 
 
 def test_a_table_that_another_sync_loads_is_refused_by_its_name(

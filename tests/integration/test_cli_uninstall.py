@@ -81,7 +81,7 @@ def test_what_the_migrations_make_is_all_known(make_place: MakePlace) -> None:
     place.open().context.control_id()
     place.open().context.ledger("warehouse").ensure()
     done = uninstall(place, "--yes", "--json")
-    assert {one["role"]: one["kept"] for one in done.document["removed"]} == {
+    assert {one["role"]: one["kept"] for one in done.document["found"]} == {
         "ledger": [],
         "control": [],
     }
@@ -94,6 +94,11 @@ def test_nothing_goes_without_a_yes(place: Place) -> None:
     assert refused.code == USAGE
     assert "add --yes" in refused.err
     assert "table tidegate.etl_state" in refused.out
+    listed = uninstall(place, "--dry-run", "--json")
+    assert listed.code == DONE
+    assert listed.document["removed"] is False
+    assert [one["role"] for one in listed.document["found"]] == ["ledger", "control"]
+    assert "nothing was removed" in uninstall(place, "--dry-run", "--yes").out
     assert contents(place.source, place.target, place.control) == before
 
 
@@ -162,6 +167,15 @@ def test_luigis_marker_table_stays_without_the_markers_of_our_loads(
     assert "2 rows of public.table_updates, which stays" in done.out
     assert place.target.execute("SELECT update_id FROM public.table_updates") == [("luigi",)]
     assert schemas(place.target) == {"public", "raw"}
+
+
+def test_a_marker_table_of_ours_goes_wherever_it_was_asked_to_be(make_place: MakePlace) -> None:
+    place = make_place(ORDERS, databases=2, ledger={"marker_table": "raw.done"})
+    place.target.execute("CREATE SCHEMA raw")
+    loaded(place)
+    done = uninstall(place, "--yes")
+    assert "table raw.done, 2 rows" in done.out
+    assert objects(place.target, "raw") == {"orders"}
 
 
 def test_a_live_job_is_named_and_nothing_goes(place: Place) -> None:
@@ -239,7 +253,7 @@ def test_of_a_control_database_that_others_use_only_our_own_goes(
     )
     done = uninstall(place, "control", "--yes", "--json")
     assert done.code == DONE, done
-    (control,) = done.document["removed"]
+    (control,) = done.document["found"]
     assert (control["whole"], control["shared_with"]) == (
         False,
         ["project other", "project shop.eu"],
@@ -283,7 +297,7 @@ def test_a_database_that_cannot_be_searched_is_named(place: Place, make_place: M
     bare = make_place(beside=place, connections=connections)
     done = uninstall(bare, "--yes", "--json")
     assert done.code == DONE
-    assert [one["connection"] for one in done.document["removed"]] == ["warehouse", "control"]
+    assert [one["connection"] for one in done.document["found"]] == ["warehouse", "control"]
     assert "cannot connect" in done.document["not_searched"]["gone"]
     assert uninstall(bare, "gone", "--yes").code == FAILED
     unknown = uninstall(bare, "warehose", "--yes")
@@ -308,7 +322,7 @@ def test_one_schema_for_ledger_and_control_goes_too(make_place: MakePlace) -> No
     assert schemas(place.target) == {"public", "tg"}
     done = uninstall(place, "--yes", "--json")
     assert done.code == DONE, done
-    assert [one["kept"] for one in done.document["removed"]] == [[], []]
+    assert [one["kept"] for one in done.document["found"]] == [[], []]
     assert schemas(place.target) == {"public"}
 
 

@@ -27,6 +27,7 @@ def uninstall(
         bool,
         typer.Option("--shared", help="Remove also what other projects or control planes use."),
     ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list it.")] = False,
     project: ProjectFolder = HERE,
     profile: Profile = None,
     as_json: AsJson = False,
@@ -43,18 +44,20 @@ def uninstall(
             found = work.find_installation(context, connections or (), shared=shared)
         server = context.databases.embedded
         folder = str(server.directory) if server.directory.exists() else None
-        removable = [one for one in found.premises if one.parts or one.whole]
+        removing = bool(found.premises) and not dry_run
         if not as_json:
             _print(found)
-        if removable:
+        if removing:
             if not yes:
                 _ask()
             work.uninstall(context, found, shared=shared)
     if as_json:
-        print_json(_document(found, folder))
+        print_json({"removed": removing, **_document(found, folder)})
         return
-    if removable:
-        print_line("removed; the target tables are as they were")
+    if found.premises:
+        print_line(
+            "removed; the target tables are as they were" if removing else "nothing was removed"
+        )
     _print_notes(found, connections or [], folder)
 
 
@@ -83,7 +86,7 @@ def _print(found: Installation) -> None:
 
 def _ask() -> None:
     if not sys.stdin.isatty():
-        raise UsageError("removing this needs a yes", "look at what is listed, then add --yes")
+        raise UsageError("removing this needs a yes", "see what --dry-run lists, then add --yes")
     if not typer.confirm("remove this?", err=True):
         print_line("nothing was removed")
         raise typer.Exit(1)
@@ -92,7 +95,7 @@ def _ask() -> None:
 def _print_notes(found: Installation, connections: list[str], folder: str | None) -> None:
     for name, problem in found.unreachable.items():
         sys.stderr.write(f"note: {name} could not be searched: {problem}\n")
-    if connections == ["control"] and found.premises:
+    if connections == ["control"] and found.premises and found.premises[0].whole:
         sys.stderr.write(
             "note: the ledgers stay; under a new control plane each table needs: tidegate run NAME "
             "--take-over\n"
@@ -106,7 +109,7 @@ def _print_notes(found: Installation, connections: list[str], folder: str | None
 
 def _document(found: Installation, folder: str | None) -> dict[str, Any]:
     return {
-        "removed": [_premises(one) for one in found.premises],
+        "found": [_premises(one) for one in found.premises],
         "not_searched": found.unreachable,
         "embedded": folder,
     }

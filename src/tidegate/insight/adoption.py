@@ -53,8 +53,7 @@ def record_adoption(context: Context, sync: Sync, found: Adoption, fence: Fence)
     ledger = context.ledger(sync.target.connection)
     watermarks = Watermarks(ledger)
     relation = str(sync.target.relation)
-    with context.databases.connect(sync.source.connection) as source_session:
-        kind = resolve_source(source_session, sync).cursor.type
+    kind = found.cursor_type
     application = publisher_name(fence.attempt_id)
     try:
         with context.databases.connect(sync.target.connection, application) as connection:
@@ -140,6 +139,7 @@ class _Examination:
             rows=rows,
             target_max=highest,
             watermark=start.value,
+            cursor_type=source.cursor.type,
             rows_above=above,
             rows_above_are_exact=exact,
             warnings=tuple(warnings),

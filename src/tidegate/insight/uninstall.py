@@ -86,10 +86,9 @@ def uninstall(context: Context, installation: Installation, *, shared: bool = Fa
     ledgers = [one for one in installation.premises if one.role is Role.LEDGER]
     control = [one for one in installation.premises if one.role is Role.CONTROL]
     owner = installation.owner
-    everybody = any(one.whole for one in control)
     done: list[str] = []
     try:
-        with _no_job(context, owner, everybody=everybody) as session:
+        with _no_job(context, None if shared else owner.project) as session:
             for ledger in ledgers:
                 _remove_ledger(context, ledger, owner, shared=shared)
                 done.append(ledger.connection)
@@ -110,8 +109,8 @@ def _owner(context: Context) -> Owner:
 
 
 @contextmanager
-def _no_job(context: Context, owner: Owner, *, everybody: bool) -> Iterator[Connection]:
-    """Keep every job from being submitted or claimed; refuse while one is at work."""
+def _no_job(context: Context, project: str | None) -> Iterator[Connection]:
+    """Keep jobs from being submitted or claimed; refuse while one of the project is at work."""
     plane = context.plane
     with plane.connect() as control:
         exists = plane.version(control) > 0
@@ -121,7 +120,7 @@ def _no_job(context: Context, owner: Owner, *, everybody: bool) -> Iterator[Conn
             control.execute("SET LOCAL idle_in_transaction_session_timeout = '10min'")
             if exists:
                 _lock(control, plane.schema, ("jobs", "job_queue", "table_locks"), "control")
-                _refuse_live(context, control, None if everybody else owner.project)
+                _refuse_live(context, control, project)
             yield control
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidegate.errors import UsageError
+from tidegate.model.cursor import CursorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Adoption:
     rows: int
     target_max: str | None
     watermark: str
+    cursor_type: CursorType
     rows_above: int
     rows_above_are_exact: bool
     warnings: tuple[str, ...]
