@@ -152,21 +152,24 @@ def test_a_table_of_our_name_that_we_did_not_make_stays(make_place: MakePlace) -
     assert objects(place.target, "tidegate") == {"fences", "table_updates"}
 
 
+@pytest.mark.parametrize("schema", ["public", "tidegate"])
 def test_luigis_marker_table_stays_without_the_markers_of_our_loads(
-    make_place: MakePlace,
+    make_place: MakePlace, schema: str
 ) -> None:
     place = make_place(ORDERS, databases=2)
     place.target.execute(
-        "CREATE TABLE public.table_updates (update_id text PRIMARY KEY, target_table text,"
+        f"CREATE SCHEMA IF NOT EXISTS {schema}",
+        f"CREATE TABLE {schema}.table_updates (update_id text PRIMARY KEY, target_table text,"
         " inserted timestamp DEFAULT now())",
-        "INSERT INTO table_updates VALUES ('luigi', 'raw.orders')",
+        f"INSERT INTO {schema}.table_updates VALUES ('luigi', 'raw.orders')",
     )
     loaded(place)
-    assert place.target.value("SELECT count(*) FROM public.table_updates") == 3
+    assert place.target.value(f"SELECT count(*) FROM {schema}.table_updates") == 3
     done = uninstall(place, "--yes")
-    assert "2 rows of public.table_updates, which stays" in done.out
-    assert place.target.execute("SELECT update_id FROM public.table_updates") == [("luigi",)]
-    assert schemas(place.target) == {"public", "raw"}
+    assert f"2 rows of {schema}.table_updates, which stays" in done.out
+    assert place.target.execute(f"SELECT update_id FROM {schema}.table_updates") == [("luigi",)]
+    assert schemas(place.target) == {"public", "raw", schema}
+    assert objects(place.target, schema) == {"table_updates"}
 
 
 def test_a_marker_table_of_ours_goes_wherever_it_was_asked_to_be(make_place: MakePlace) -> None:
