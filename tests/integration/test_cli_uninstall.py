@@ -13,9 +13,8 @@ import pytest
 from integration.commands import BUSY, DONE, FAILED, USAGE, Done, tidegate
 from integration.conftest import Database, MakePlace, Place
 from integration.filled import fill
-from integration.left_behind import ALL, ORDERS, loaded, recorded
+from integration.left_behind import ALL, ORDERS, held, loaded, recorded
 from integration.orders import contents
-from integration.test_cli_remove import held
 from tidegate.model.identity import new_attempt_id
 from tidegate.model.staging import new_write_id, staging_table
 from tidegate.spark.session import SparkSessions
