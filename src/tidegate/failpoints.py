@@ -27,6 +27,8 @@ POINTS = (
     "publish.moved",
     "publish.committed",
     "job.finished",
+    "adopt.moved",
+    "adopt.committed",
 )
 
 

@@ -12,9 +12,12 @@ from typing import Any
 
 from tidegate.declare import collect
 from tidegate.errors import DeclarationError, SettingsError, UsageError
+from tidegate.insight.adoption import examine, record_adoption
 from tidegate.insight.markers import Marker
 from tidegate.insight.watermarks import SyncWatermark
+from tidegate.model.adoption import Adoption, StartingPoint
 from tidegate.model.cursor import NullPolicy
+from tidegate.model.job import SYNC
 from tidegate.model.load import LoadResult
 from tidegate.model.relation import Endpoint, Relation
 from tidegate.model.rules import Check, Duplicates, Mode
@@ -22,6 +25,7 @@ from tidegate.model.sync import Sync
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import nearest
 from tidegate.postgres.connect import Connection
+from tidegate.runtime.hold import hold_table
 from tidegate.runtime.many import ManyReport, SyncEnd, run_many
 from tidegate.runtime.runner import Runner, RunOptions, RunReport
 from tidegate.settings import Settings, SyncSettings, find_project, load_settings
@@ -110,6 +114,44 @@ class Project:
     def watermark(self, name: str) -> SyncWatermark:
         """The watermark of a sync, to read, set or rewind."""
         return SyncWatermark(self.context, self.sync(name))
+
+    def adopt(
+        self,
+        name: str,
+        *,
+        at: object | None = None,
+        from_target_max: bool = False,
+        back: str | None = None,
+        take_over: bool = False,
+        dry_run: bool = False,
+    ) -> Adoption:
+        """Take over a target table that is filled already; the next run goes on from there."""
+        sync = self.sync(name)
+        point = StartingPoint(None if at is None else str(at), from_target_max, back)
+        found = examine(self.context, sync, point, take_over=take_over)
+        if dry_run:
+            return found
+        result: dict[str, Any] = {
+            "adopted": True,
+            "adopted_rows": found.rows,
+            "loads": 0,
+            "rows": 0,
+            "changed": 0,
+            "found_nothing": False,
+            "watermark": found.watermark,
+            "horizon": None,
+            "fingerprints": {},
+        }
+        request = {"kind": SYNC, "name": sync.name}
+        with hold_table(
+            self.context,
+            sync.target,
+            request,
+            result=result,
+            command="tidegate adopt",
+            take_over=take_over,
+        ) as held:
+            return record_adoption(self.context, sync, found, held.fence)
 
     def close(self) -> None:
         """Stop Spark if this project started it, and close its sessions."""

@@ -13,7 +13,9 @@ from tidegate.failpoints import POINTS
 
 # These are passed in Spark's Python workers, which see our environment in local mode only.
 IN_WORKERS = ("stage.write", "stage.written")
-IN_PROCESS = tuple(point for point in POINTS if point not in IN_WORKERS)
+# A run does not pass these.
+ELSEWHERE = ("adopt.moved", "adopt.committed")
+IN_PROCESS = tuple(point for point in POINTS if point not in IN_WORKERS + ELSEWHERE)
 
 
 def kill_at(scene: Scene, point: str, passage: int = 1) -> None:

@@ -1,19 +1,24 @@
-"""What a sync leaves behind in a ledger, made without running it, and counted."""
+"""What a sync leaves behind in a ledger, made without running it, and counted; a table held."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from integration.conftest import Place
 from tidegate.control.jobs import Jobs
 from tidegate.control.observations import Observations
+from tidegate.control.workers import Worker, Workers
 from tidegate.ledger.fences import Fence, Fences
 from tidegate.ledger.markers import Markers
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.cursor import CursorType
-from tidegate.model.identity import new_attempt_id
+from tidegate.model.identity import new_attempt_id, resource_name
+from tidegate.model.job import Claim, JobRequest
 from tidegate.model.relation import Endpoint
+from tidegate.postgres.catalog import database_identity
 
 ORDERS = {
     "source": "shop:public.orders",
@@ -74,6 +79,28 @@ def recorded(place: Place, name: str = "orders") -> dict[str, int]:
         f"SELECT count(*) FROM tidegate_control.cursor_observations WHERE pipeline = '{pipeline}'"
     )
     return counts
+
+
+@contextmanager
+def held(place: Place, *, alive: bool = True, name: str = "orders") -> Iterator[Claim]:
+    """The table held by a run, in this process or in one that is gone."""
+    context = place.open().context
+    jobs = Jobs(context.plane)
+    context.control_id()
+    with context.plane.connect() as control, context.plane.connect() as session:
+        worker = Worker.of_this_process()
+        Workers(context.plane).register(session, worker, "test")
+        resource = resource_name(
+            database_identity(place.target.connect()),
+            Endpoint.parse("warehouse:raw.orders").relation,
+        )
+        request = JobRequest("shop", "sync", name, resource, {"target": "warehouse:raw.orders"})
+        job_id = jobs.submit(control, request, "test")
+        claim = jobs.claim(control, worker.worker_id, lease_seconds=600, job_id=job_id)
+        assert claim is not None
+        if not alive:
+            session.close()
+        yield claim
 
 
 ALL = {"watermarks": 1, "moves": 2, "markers": 2, "fences": 1, "observations": 1}

@@ -268,3 +268,14 @@ def test_a_project_without_an_embedded_database_starts_none(tmp_path: Path) -> N
     assert "uses no embedded database" in refused.err
     assert not (tmp_path / ".tidegate").exists()
     assert db(tmp_path, "stop").code == DONE
+
+
+def test_uninstall_leaves_the_server_and_says_where_it_is(home: Path) -> None:
+    tidegate(home, "db", "migrate")
+    done = tidegate(home, "db", "uninstall", "--yes")
+    assert done.code == DONE, done
+    assert "table tidegate_control.jobs" in done.out
+    assert f"stays, in {home / '.tidegate' / 'postgres'}" in done.out
+    assert "elsewhere could not be searched" in done.err
+    assert (home / ".tidegate" / "postgres").exists()
+    assert "not made yet" in tidegate(home, "db", "check").out

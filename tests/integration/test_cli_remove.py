@@ -6,25 +6,21 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from uuid import uuid4
 
 import pytest
 
 from integration.commands import BUSY, DONE, FAILED, USAGE, Done, tidegate
 from integration.conftest import MakePlace, Place
-from integration.left_behind import ALL, NOTHING, ORDERS, loaded, recorded
+from integration.left_behind import ALL, NOTHING, ORDERS, held, loaded, recorded
 from tidegate.control.jobs import Jobs
 from tidegate.control.workers import Worker, Workers
 from tidegate.errors import FenceLost
 from tidegate.ledger.fences import Fence, Fences
 from tidegate.ledger.watermarks import Watermarks
-from tidegate.model.identity import new_attempt_id, resource_name
-from tidegate.model.job import Claim, JobRequest
-from tidegate.model.relation import Endpoint
+from tidegate.model.identity import new_attempt_id
+from tidegate.model.job import JobRequest
 from tidegate.model.staging import new_write_id, staging_table
-from tidegate.postgres.catalog import database_identity
 
 
 @pytest.fixture
@@ -37,28 +33,6 @@ def place(make_place: MakePlace) -> Place:
 
 def remove(place: Place, *arguments: str) -> Done:
     return tidegate(place.folder, "remove", *arguments)
-
-
-@contextmanager
-def held(place: Place, *, alive: bool = True, name: str = "orders") -> Iterator[Claim]:
-    """The table held by a run, in this process or in one that is gone."""
-    context = place.open().context
-    jobs = Jobs(context.plane)
-    context.control_id()
-    with context.plane.connect() as control, context.plane.connect() as session:
-        worker = Worker.of_this_process()
-        Workers(context.plane).register(session, worker, "test")
-        resource = resource_name(
-            database_identity(place.target.connect()),
-            Endpoint.parse("warehouse:raw.orders").relation,
-        )
-        request = JobRequest("shop", "sync", name, resource, {"target": "warehouse:raw.orders"})
-        job_id = jobs.submit(control, request, "test")
-        claim = jobs.claim(control, worker.worker_id, lease_seconds=600, job_id=job_id)
-        assert claim is not None
-        if not alive:
-            session.close()
-        yield claim
 
 
 def test_everything_of_a_sync_goes_and_its_table_stays(place: Place) -> None:

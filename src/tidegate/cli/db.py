@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidegate.cli import uninstall as uninstall_module
 from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, open_project
 from tidegate.cli.output import print_json, print_line, print_table
 from tidegate.cli.translation import translated
@@ -163,6 +164,9 @@ def check(project: ProjectFolder = HERE, profile: Profile = None, as_json: AsJso
         )
     if any(one.fix for one in found):
         raise typer.Exit(1)
+
+
+app.command("uninstall")(uninstall_module.uninstall)
 
 
 def _open(folder: Path, profile: str | None) -> Databases:

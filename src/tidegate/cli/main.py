@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from tidegate.cli import adopt as adopt_module
 from tidegate.cli import db as db_module
 from tidegate.cli import demo as demo_module
 from tidegate.cli import doctor as doctor_module
@@ -38,6 +39,7 @@ app.command("run")(run_module.run)
 app.command("status")(status_module.status)
 app.command("verify")(verify_module.verify)
 app.command("demo")(demo_module.demo)
+app.command("adopt")(adopt_module.adopt)
 app.command("remove")(remove_module.remove)
 app.add_typer(watermark_module.app, name="watermark")
 app.add_typer(marker_module.app, name="marker")

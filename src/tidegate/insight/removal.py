@@ -10,6 +10,7 @@ from psycopg import sql
 
 from tidegate.control.observations import Observations
 from tidegate.errors import BusyError, DestinationError, TidegateError, UsageError
+from tidegate.insight.bounding import bound_transaction
 from tidegate.ledger.fences import Fence, Fences, publisher_name
 from tidegate.ledger.markers import Markers
 from tidegate.ledger.staging import Staging
@@ -107,7 +108,7 @@ def remove_holdings(
         context.databases.connect(holdings.target.connection, application) as connection,
         connection.transaction(),
     ):
-        _bound(connection, context)
+        bound_transaction(connection, context)
         try:
             fences.lock(connection, fence)
             Markers(ledger).forget_pipeline(connection, holdings.pipeline, relation)
@@ -171,19 +172,6 @@ def _is_postgres(context: Context, name: str) -> bool:
         return context.settings.connection(name).type == "postgres"
     except TidegateError:
         return True  # connecting will say what is wrong with it
-
-
-def _bound(connection: Connection, context: Context) -> None:
-    """Nothing here may wait for ever, and a stopped process must not block others."""
-    worker = context.settings.worker
-    for name, seconds in (
-        ("lock_timeout", worker.lock_timeout_seconds),
-        ("statement_timeout", worker.lease_seconds),
-        ("idle_in_transaction_session_timeout", 30.0),
-    ):
-        connection.execute(
-            "SELECT set_config(%s, %s, true)", (name, f"{max(1, int(seconds * 1000))}ms")
-        )
 
 
 def _drop(connection: Connection, relation: Relation) -> None:

@@ -41,6 +41,7 @@ class State(StrEnum):
     NEVER_RAN = "never ran"
     FOUND_NOTHING = "ran, found nothing"
     DONE = "done"
+    ADOPTED = "adopted"
     FAILED = "failed"
     RUNNING = "running"
     PENDING = "pending"
@@ -179,8 +180,11 @@ class _Look:
         if job is None:
             loaded = watermark is not None and watermark.version > 0
             return State.UNKNOWN if loaded else State.NEVER_RAN
-        if job.status is JobStatus.DONE and (job.result or {}).get("found_nothing"):
+        result = (job.result or {}) if job.status is JobStatus.DONE else {}
+        if result.get("found_nothing"):
             return State.FOUND_NOTHING
+        if result.get("adopted"):
+            return State.ADOPTED
         if job.status is JobStatus.RUNNING and lock is not None and lock.free:
             return State.INTERRUPTED
         return State(job.status.value)

@@ -117,6 +117,11 @@ class _Planning:
             statements = self._statements(connection, source, batch)
         rows = sum(phase.rows for phase in phases)
         warnings += _warnings(sync, source, horizon, guarantee)
+        if target_plan.rows_present and watermark.version == 0:
+            warnings.append(
+                f"{sync.target} holds rows already and everything is loaded into it; to go on "
+                f"without that: tidegate adopt {sync.name}"
+            )
         rate = self._rows_per_second()
         return SyncPlan(
             sync=sync.name,

@@ -1,0 +1,287 @@
+"""Adopting a filled table: everything is looked at first, then one transaction records it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import psycopg
+from psycopg import errors as pg
+from psycopg import sql
+
+from tidegate.control.workers import user_name
+from tidegate.errors import BusyError, ControlMismatch, DeclarationError, UsageError
+from tidegate.failpoints import reach
+from tidegate.insight.bounding import bound_transaction
+from tidegate.insight.filled_target import Extent, count_target, find_problems, read_extent
+from tidegate.insight.starting import Starting
+from tidegate.ledger.fences import Fence, Fences, publisher_name
+from tidegate.ledger.ledger import Ledger
+from tidegate.ledger.watermarks import Watermarks
+from tidegate.model.adoption import Adoption, StartingPoint, check_mode, check_point
+from tidegate.model.batch import Batch, BatchKind
+from tidegate.model.column import Table
+from tidegate.model.cursor import CursorType
+from tidegate.model.sync import Sync
+from tidegate.pipeline.context import Context
+from tidegate.pipeline.declaration import resolve_source
+from tidegate.pipeline.lock import read_lock, refuse_other_plane
+from tidegate.pipeline.reading import count_rows
+from tidegate.pipeline.sessions import Sessions
+from tidegate.pipeline.sync import refuse_duplicates
+from tidegate.postgres.catalog import describe_table
+from tidegate.postgres.connect import Connection, first_line, translate
+from tidegate.postgres.identifiers import statement
+from tidegate.sources.horizon import read_horizon
+from tidegate.sources.postgres import PostgresSource
+
+
+def examine(
+    context: Context, sync: Sync, point: StartingPoint, *, take_over: bool = False
+) -> Adoption:
+    """What adopting would record; refuses everything that is unsafe, and writes nothing."""
+    check_mode(sync.name, sync.mode, sync.key, point)
+    check_point(sync.name, point)
+    try:
+        with Sessions(context) as sessions:
+            return _Examination(sessions, sync).examine(point, take_over=take_over)
+    except psycopg.Error as error:
+        raise translate(error, f"looking at {sync.target}") from error
+
+
+def record_adoption(context: Context, sync: Sync, found: Adoption, fence: Fence) -> Adoption:
+    """Write the watermark and its log in one transaction, under the fence."""
+    ledger = context.ledger(sync.target.connection)
+    watermarks = Watermarks(ledger)
+    relation = str(sync.target.relation)
+    kind = found.cursor_type
+    application = publisher_name(fence.attempt_id)
+    try:
+        with context.databases.connect(sync.target.connection, application) as connection:
+            with connection.transaction():
+                bound_transaction(connection, context)
+                Fences(ledger).lock(connection, fence)
+                watermarks.ensure(connection, sync.pipeline, relation, kind.value)
+                watermarks.lock(connection, sync.pipeline, relation)
+                # Somebody may have loaded it since it was looked at.
+                _refuse_taken(connection, ledger, sync)
+                current = watermarks.get(connection, sync.pipeline, relation)
+                watermarks.move(
+                    connection,
+                    current,
+                    replace(
+                        current,
+                        value=found.watermark,
+                        version=current.version + 1,
+                        rows_synced=found.rows,
+                    ),
+                    cursor_type=kind,
+                    fence=fence.token,
+                    attempt_id=fence.attempt_id,
+                    moved_by=user_name(),
+                    reason=found.reason,
+                )
+                reach("adopt.moved")
+            reach("adopt.committed")
+    except (pg.LockNotAvailable, pg.QueryCanceled) as error:
+        raise BusyError(
+            f"the ledger of {sync.target} is in use by another session ({first_line(error)})",
+            "see pg_stat_activity for who; nothing was recorded, try again",
+        ) from None
+    except psycopg.Error as error:
+        raise translate(error, f"adopting {sync.target}") from error
+    return replace(found, adopted=True)
+
+
+class _Examination:
+    """One look at a source and a filled target."""
+
+    def __init__(self, sessions: Sessions, sync: Sync) -> None:
+        self._sessions = sessions
+        self._sync = sync
+        self._ledger = sessions.context.ledger(sync.target.connection)
+        self._connection = sessions.source(sync.source.connection)
+        self._target = sessions.target(sync.target.connection)
+
+    def examine(self, point: StartingPoint, *, take_over: bool) -> Adoption:
+        sync, target = self._sync, self._target
+        source = resolve_source(self._connection, sync)
+        self._refuse_owned(take_over=take_over)
+        problems = find_problems(target, sync, source)
+        problems += self._source_problems(source)
+        if problems:
+            raise UsageError(
+                f"{sync.target} cannot be adopted: " + "; ".join(problems),
+                "put that right and adopt again; nothing was recorded",
+            )
+        table = describe_table(target, sync.target.relation)
+        assert table is not None
+        rows = count_target(target, table)
+        extent = self._extent(source, table)
+        memory = self._sessions.memory(sync.pipeline)
+        starting = Starting(
+            name=sync.name,
+            connection=target,
+            watermarks=Watermarks(self._ledger),
+            source=source,
+            horizon=read_horizon(self._connection, source.cursor, memory),
+            extent=extent,
+        )
+        if not point.is_given:
+            self._ask(source, extent, rows, starting)
+        start = starting.choose(point)
+        highest = None if extent is None else extent.highest
+        self._refuse_doubling(source, highest, start.value)
+        above, exact = self._count(source, start.value, None)
+        warnings = [*start.warnings, *self._warnings(source, highest, start.value)]
+        return Adoption(
+            sync=sync.name,
+            target=str(sync.target),
+            rows=rows,
+            target_max=highest,
+            watermark=start.value,
+            cursor_type=source.ordered_by.type,
+            rows_above=above,
+            rows_above_are_exact=exact,
+            warnings=tuple(warnings),
+            reason=start.reason,
+        )
+
+    def _refuse_owned(self, *, take_over: bool) -> None:
+        """Refuse a table that is being loaded, or that somebody has loaded with Tidegate."""
+        sync = self._sync
+        lock = read_lock(self._sessions, sync)
+        if not lock.free:
+            raise BusyError(
+                f"{sync.target} is held by {lock.holder}",
+                "wait until it has finished, then try again",
+            )
+        _refuse_taken(self._target, self._ledger, sync)
+        if take_over:
+            return
+        try:
+            refuse_other_plane(self._sessions, sync)
+        except ControlMismatch as error:
+            raise ControlMismatch(
+                error.message, f"stop that one first, then: tidegate adopt {sync.name} --take-over"
+            ) from None
+
+    def _source_problems(self, source: PostgresSource) -> list[str]:
+        """A first run would look at the whole key; after an adoption no run does so any more."""
+        sync = self._sync
+        if sync.transform is not None or sync.duplicates == "newest" or not source.key:
+            return []
+        try:
+            refuse_duplicates(source, self._connection, sync.name)
+        except DeclarationError as error:
+            return [f"{error.message} ({error.hint})"]
+        return []
+
+    def _extent(self, source: PostgresSource, table: Table) -> Extent | None:
+        column = table.column(source.ordered_by.name)
+        kind = None if column is None else CursorType.of(column.wire)
+        wanted = source.ordered_by.type
+        if kind is None or (kind is not wanted and not (kind.is_integer and wanted.is_integer)):
+            return None
+        return read_extent(self._target, table, source.ordered_by.name, kind)
+
+    def _count(self, source: PostgresSource, low: str | None, high: str | None) -> tuple[int, bool]:
+        return count_rows(
+            self._connection, source, source.condition(Batch(BatchKind.RANGE, low, high))
+        )
+
+    def _ask(
+        self, source: PostgresSource, extent: Extent | None, rows: int, starting: Starting
+    ) -> None:
+        """Say what each answer would mean."""
+        name, cursor = self._sync.name, source.ordered_by.name
+        question = f"where should {name} go on from? {self._sync.target} holds {rows:,} rows"
+        at = "--at VALUE: rows up to VALUE count as loaded, the next run loads those above it"
+        if extent is None or extent.highest is None:
+            raise UsageError(f"{question}, and none tells its {cursor}", at)
+        beyond = _words(*self._count(source, extent.highest, None))
+        question += (
+            f", the highest {cursor} is {extent.highest}, and the source has {beyond} above it"
+        )
+        if not source.key:
+            raise UsageError(question, at)
+        start = starting.choose(StartingPoint(from_target_max=True))
+        again = _words(*self._count(source, start.value, None))
+        raise UsageError(
+            question,
+            f"--from-target-max: from {start.value} on, {again}, so that those with the highest "
+            f"value are read again; {at}",
+        )
+
+    def _warnings(self, source: PostgresSource, highest: str | None, start: str) -> list[str]:
+        found: list[str] = []
+        kind, cursor = source.ordered_by.type, source.ordered_by.name
+        watermarks = Watermarks(self._ledger)
+        if highest is not None:
+            newest = self._newest(source)
+            if newest is None or watermarks.compare(self._target, highest, newest, kind)[0] > 0:
+                found.append(
+                    f"the target's highest {cursor} ({highest}) lies above the source's "
+                    f"({newest or 'none'}): rows were deleted there, or its clock or time zone is "
+                    "another"
+                )
+            if watermarks.compare(self._target, start, highest, kind)[0] > 0:
+                skipped, exact = self._count(source, highest, start)
+                if skipped:
+                    found.append(
+                        f"{_words(skipped, exact)} of the source lie between the target's highest "
+                        f"{cursor} ({highest}) and {start}; they are not loaded"
+                    )
+        if self._sync.transform is not None:
+            found.append("the target's columns are checked when the transformation runs")
+        return found
+
+    def _newest(self, source: PostgresSource) -> str | None:
+        row = self._connection.execute(
+            sql.SQL("SELECT max({})::text FROM {}").format(
+                source.cursor_identifier, source.relation
+            )
+        ).fetchone()
+        return row[0] if row else None
+
+    def _refuse_doubling(self, source: PostgresSource, highest: str | None, start: str) -> None:
+        """Without a key nothing absorbs rows that are there already."""
+        if source.key or highest is None:
+            return
+        kind = source.ordered_by.type
+        if Watermarks(self._ledger).compare(self._target, start, highest, kind)[0] < 0:
+            raise UsageError(
+                f"{self._sync.target} holds rows up to {highest}, and {self._sync.name} has no key "
+                f"to know them by: those above {start} would be doubled",
+                f"delete them from the target first, or give a value from {highest} on",
+            )
+
+
+def _refuse_taken(connection: Connection, ledger: Ledger, sync: Sync) -> None:
+    """Refuse a table that this sync or another has in its ledger already."""
+    relation = str(sync.target.relation)
+    current = Watermarks(ledger).get(connection, sync.pipeline, relation)
+    if current.version > 0:
+        raise UsageError(
+            f"{sync.name} has a watermark already ({current.value or 'at the start'}, "
+            f"{current.rows_synced:,} rows), so there is nothing to adopt",
+            f"to go on from elsewhere: tidegate watermark set {sync.name} or tidegate watermark "
+            f"rewind {sync.name}; to load everything again: tidegate run {sync.name} "
+            f"--full-refresh; to forget it all first: tidegate remove {sync.name}",
+        )
+    try:
+        row = connection.execute(
+            statement("ledger/pipelines", "count_holdings", schema=ledger.schema_identifier),
+            {"pipeline": sync.pipeline, "table": relation},
+        ).fetchone()
+    except (pg.UndefinedTable, pg.InvalidSchemaName):
+        return
+    if row and row[3]:
+        raise UsageError(
+            f"{sync.target} is loaded by {', '.join(row[3])}",
+            "two loaders of one table overwrite each other: choose another target, or give that "
+            "one up first with: tidegate remove NAME",
+        )
+
+
+def _words(rows: int, exact: bool) -> str:
+    return f"{'' if exact else 'about '}{rows:,} rows"

@@ -1,0 +1,255 @@
+"""What Tidegate made in a database, what of it is this project's, and what is somebody else's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Any
+from uuid import UUID
+
+from psycopg import sql
+
+from tidegate.ledger.ledger import Ledger
+from tidegate.model.relation import Relation
+from tidegate.model.staging import staging_prefix
+from tidegate.pipeline.context import Context
+from tidegate.postgres.catalog import describe_table
+from tidegate.postgres.connect import Connection
+from tidegate.postgres.databases import CONTROL
+from tidegate.postgres.identifiers import qualified, statement
+from tidegate.sql import migrations, script
+
+_CREATED = re.compile(
+    r"CREATE (?:OR REPLACE )?(?:UNLOGGED )?(?:TABLE|SEQUENCE|VIEW|TYPE|FUNCTION|PROCEDURE)"
+    r"(?: IF NOT EXISTS)? \{schema\}\.(\w+)"
+)
+_STAGING = re.compile(r"stg_([0-9a-f]{12})_[0-9a-f]{16}_[0-9a-f]{28}")
+# A table of one of our names is ours when it has these columns.
+_SIGNS = {
+    "etl_state": {"pipeline_name", "table_name", "high_watermark", "generation", "version"},
+    "watermark_log": {"pipeline_name", "table_name", "moved_by", "reason"},
+    "fences": {"resource", "control_id", "token", "attempt_id"},
+}
+LEDGER_TABLES = tuple(_SIGNS)
+
+
+class Role(StrEnum):
+    """What a schema of ours is for."""
+
+    LEDGER = "ledger"
+    CONTROL = "control"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One thing that goes: an object, or rows of one that stays."""
+
+    kind: str
+    name: str
+    rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Premises:
+    """One schema of ours; `kept` are others' objects in it, `shared_with` its other users."""
+
+    connection: str
+    role: Role
+    schema: str
+    whole: bool
+    parts: tuple[Part, ...]
+    kept: tuple[str, ...]
+    shared_with: tuple[str, ...]
+
+    @property
+    def objects(self) -> tuple[Part, ...]:
+        return tuple(part for part in self.parts if part.kind != "rows")
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose things are looked for; without a control plane no fence is ours."""
+
+    project: str
+    control_id: UUID | None
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {"prefix": f"{self.project}.", "control_id": self.control_id}
+
+
+def find_ledger(
+    context: Context, connection: Connection, name: str, owner: Owner, *, shared: bool
+) -> Premises | None:
+    """The ledger in one database, or None where there is none."""
+    ledger = context.ledger(name)
+    objects = list_objects(connection, ledger.schema)
+    tables = {
+        table for _, table, kind in objects if kind == "r" and _signed(connection, ledger, table)
+    }
+    staging = [table for _, table, kind in objects if kind == "r" and _STAGING.fullmatch(table)]
+    if not tables and not staging:
+        return None
+    complete = tables == set(_SIGNS)
+    users = _users(connection, ledger, owner, staging) if complete else ()
+    whole = not users or shared
+    markers = ledger.find_markers(connection)
+    own_markers = markers is not None and _made_by_us(connection, markers)
+    parts: list[Part] = []
+    if whole:
+        parts += [_table(connection, Relation(ledger.schema, one)) for one in sorted(tables)]
+    elif complete:
+        parts += _ledger_rows(connection, ledger, owner)
+    if markers is not None and own_markers and whole:
+        parts.append(_table(connection, markers))
+    elif markers is not None and complete:
+        parts.append(_marker_rows(connection, ledger, markers, owner, everybody=whole))
+    ours = None if owner.control_id is None else staging_prefix(owner.control_id)
+    parts += [
+        Part("staging table", str(Relation(ledger.schema, one)))
+        for one in staging
+        if whole or (ours is not None and one.startswith(ours))
+    ]
+    known = {*tables, *staging, *_names_beside(context, ledger.schema)}
+    if markers is not None and own_markers and markers.schema == ledger.schema:
+        known.add(markers.name)
+    kept = tuple(words for words, table, _ in objects if table not in known)
+    present = tuple(part for part in parts if part.kind != "rows" or part.rows)
+    return Premises(name, Role.LEDGER, ledger.schema, whole, present, kept, users)
+
+
+def find_control(
+    context: Context, connection: Connection, owner: Owner, *, shared: bool
+) -> Premises | None:
+    """The control schema, or None where there is none."""
+    plane = context.plane
+    if plane.version(connection) == 0:
+        return None
+    rows = connection.execute(plane.statement("premises", "list_projects"), {}).fetchall()
+    users = tuple(f"project {project}" for (project,) in rows if project != owner.project)
+    whole = not users or shared
+    made = made_in_control()
+    objects = list_objects(connection, plane.schema)
+    if whole:
+        parts = tuple(
+            _table(connection, Relation(plane.schema, name))
+            if kind == "r"
+            else Part(words.split()[0], str(Relation(plane.schema, name)))
+            for words, name, kind in objects
+            if name in made
+        )
+    else:
+        counts = connection.execute(
+            plane.statement("premises", "count_rows_of_project"), {"project": owner.project}
+        ).fetchone()
+        assert counts is not None
+        names = ("jobs", "job_audit", "cursor_observations")
+        parts = tuple(
+            Part("rows", str(Relation(plane.schema, name)), count)
+            for name, count in zip(names, counts, strict=True)
+            if count
+        )
+    beside = _is_beside(context, plane.schema)
+    kept = tuple(words for words, name, _ in objects if name not in made and not beside(name))
+    return Premises(CONTROL, Role.CONTROL, plane.schema, whole, parts, kept, users)
+
+
+@cache
+def made_in_control() -> frozenset[str]:
+    """The names of all that the migrations make."""
+    texts = (script(file) for _, file in migrations("control/migrations"))
+    found = {name for text in texts for name in _CREATED.findall(text)}
+    return frozenset({*found, "schema_migrations"})
+
+
+def list_objects(connection: Connection, schema: str) -> list[tuple[str, str, str | None]]:
+    """(description, name, kind of relation) of everything that lies in a schema by itself."""
+    rows = connection.execute(statement("ledger/premises", "list_objects"), {"name": schema})
+    return [(words, name or "", kind) for _, _, words, name, kind in rows]
+
+
+def _signed(connection: Connection, ledger: Ledger, table: str) -> bool:
+    signs = _SIGNS.get(table)
+    found = None if signs is None else describe_table(connection, Relation(ledger.schema, table))
+    return signs is not None and found is not None and signs <= set(found.column_names)
+
+
+def _made_by_us(connection: Connection, markers: Relation) -> bool:
+    """Luigi's table has update_id alone as its key, and no time zone."""
+    table = describe_table(connection, markers)
+    if table is None or table.primary_key != ("update_id", "target_table"):
+        return False
+    inserted = table.column("inserted")
+    return inserted is not None and inserted.type == "timestamp with time zone"
+
+
+def _users(
+    connection: Connection, ledger: Ledger, owner: Owner, staging: list[str]
+) -> tuple[str, ...]:
+    rows = connection.execute(
+        statement("ledger/premises", "list_users", schema=ledger.schema_identifier), {}
+    ).fetchall()
+    projects = {pipeline.rpartition(".")[0] for pipeline, _ in rows if pipeline is not None}
+    planes = {plane for _, plane in rows if plane is not None and plane != owner.control_id}
+    prefixes = {plane.hex[:12] for plane in (*planes, owner.control_id) if plane is not None}
+    matches = (_STAGING.fullmatch(table) for table in staging)
+    strangers = {match[1] for match in matches if match} - prefixes
+    return (
+        *(f"project {project}" for project in sorted(projects - {owner.project})),
+        *(f"control plane {plane}" for plane in sorted(planes)),
+        *(f"control plane {prefix}…" for prefix in sorted(strangers)),
+    )
+
+
+def _ledger_rows(connection: Connection, ledger: Ledger, owner: Owner) -> list[Part]:
+    counts = connection.execute(
+        statement("ledger/premises", "count_rows", schema=ledger.schema_identifier),
+        owner.parameters,
+    ).fetchone()
+    assert counts is not None
+    names = ("etl_state", "watermark_log", "fences")
+    return [
+        Part("rows", str(Relation(ledger.schema, name)), count)
+        for name, count in zip(names, counts, strict=True)
+    ]
+
+
+def _marker_rows(
+    connection: Connection, ledger: Ledger, markers: Relation, owner: Owner, *, everybody: bool
+) -> Part:
+    row = connection.execute(
+        statement(
+            "ledger/premises",
+            "count_own_markers",
+            schema=ledger.schema_identifier,
+            markers=qualified(markers),
+        ),
+        {**owner.parameters, "everybody": everybody},
+    ).fetchone()
+    assert row is not None
+    return Part("rows", str(markers), row[0])
+
+
+def _table(connection: Connection, relation: Relation) -> Part:
+    row = connection.execute(
+        sql.SQL("SELECT count(*) FROM {}").format(qualified(relation))
+    ).fetchone()
+    assert row is not None
+    return Part("table", str(relation), row[0])
+
+
+def _is_beside(context: Context, schema: str) -> Callable[[str], bool]:
+    """Whether a name is the ledger's, where it shares the schema of the control plane."""
+    ledger = context.settings.ledger
+    if ledger.schema_name != schema:
+        return lambda _: False
+    names = {*LEDGER_TABLES, ledger.marker_table}
+    return lambda name: name in names or _STAGING.fullmatch(name) is not None
+
+
+def _names_beside(context: Context, schema: str) -> frozenset[str]:
+    """Names of the control plane, where it shares the schema."""
+    return made_in_control() if context.plane.schema == schema else frozenset()

@@ -1,0 +1,271 @@
+"""Taking Tidegate out of a project's databases: what it made goes, target tables never do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import errors as pg
+from psycopg import sql
+
+from tidegate.control.jobs import Jobs
+from tidegate.errors import BusyError, DestinationError, TidegateError, UsageError
+from tidegate.insight.bounding import bound_transaction
+from tidegate.insight.premises import (
+    LEDGER_TABLES,
+    Owner,
+    Part,
+    Premises,
+    Role,
+    find_control,
+    find_ledger,
+    list_objects,
+)
+from tidegate.model.identity import DatabaseIdentity
+from tidegate.model.job import Holder, JobStatus
+from tidegate.model.relation import Relation
+from tidegate.pipeline.context import Context
+from tidegate.postgres.catalog import database_identity
+from tidegate.postgres.connect import Connection, first_line, translate
+from tidegate.postgres.databases import CONTROL
+from tidegate.postgres.identifiers import qualified, statement
+
+_DROPS = ("view", "table", "staging table", "sequence", "type")
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """What was found in the databases of a project, and which could not be searched."""
+
+    owner: Owner
+    premises: tuple[Premises, ...]
+    unreachable: dict[str, str]
+
+
+def find_installation(
+    context: Context, connections: Iterable[str] = (), *, shared: bool = False
+) -> Installation:
+    """Look into the given connections, or into all; the control database comes last."""
+    wanted = list(dict.fromkeys(connections))
+    for name in wanted:
+        context.settings.connection(name)
+    owner = _owner(context)
+    found: list[Premises] = []
+    unreachable: dict[str, str] = {}
+    seen: set[DatabaseIdentity] = set()
+    for name in (name for name in wanted or context.settings.connections if name != CONTROL):
+        try:
+            if context.settings.connection(name).type != "postgres":
+                continue
+            with context.databases.connect(name) as connection:
+                identity = database_identity(connection)
+                if identity in seen:
+                    continue
+                seen.add(identity)
+                ledger = find_ledger(context, connection, name, owner, shared=shared)
+                found += [] if ledger is None else [ledger]
+        except (TidegateError, psycopg.Error) as error:
+            problem = _translated(error, f"looking into {name}")
+            if wanted:
+                raise problem from None
+            unreachable[name] = problem.message
+    if not wanted or CONTROL in wanted:
+        with context.plane.connect() as connection:
+            control = find_control(context, connection, owner, shared=shared)
+            found += [] if control is None else [control]
+    return Installation(owner, tuple(found), unreachable)
+
+
+def uninstall(context: Context, installation: Installation, *, shared: bool = False) -> None:
+    """Remove what was found, a transaction a database, while no job can start.
+
+    Killed in between, it can be repeated: the control schema goes last.
+    """
+    ledgers = [one for one in installation.premises if one.role is Role.LEDGER]
+    control = [one for one in installation.premises if one.role is Role.CONTROL]
+    owner = installation.owner
+    done: list[str] = []
+    try:
+        with _no_job(context, None if shared else owner.project) as session:
+            for ledger in ledgers:
+                _remove_ledger(context, ledger, owner, shared=shared)
+                done.append(ledger.connection)
+            for one in control:
+                _remove_control(context, session, one, owner, shared=shared)
+    except (TidegateError, psycopg.Error) as error:
+        problem = _translated(error, "removing what Tidegate made")
+        if done:
+            problem.message += f" (already removed from: {', '.join(done)})"
+        raise problem from None
+
+
+def _owner(context: Context) -> Owner:
+    with context.plane.connect() as connection:
+        exists = context.plane.version(connection) > 0
+        control_id = context.plane.identity(connection) if exists else None
+    return Owner(context.settings.project.name, control_id)
+
+
+@contextmanager
+def _no_job(context: Context, project: str | None) -> Iterator[Connection]:
+    """Keep jobs from being submitted or claimed; refuse while one of the project is at work."""
+    plane = context.plane
+    with plane.connect() as control:
+        exists = plane.version(control) > 0
+        with control.transaction():
+            bound_transaction(control, context)
+            # It waits here while the ledgers are removed.
+            control.execute("SET LOCAL idle_in_transaction_session_timeout = '10min'")
+            if exists:
+                _lock(control, plane.schema, ("jobs", "job_queue", "table_locks"), "control")
+                _refuse_live(context, control, project)
+            yield control
+
+
+def _refuse_live(context: Context, control: Connection, project: str | None) -> None:
+    dead = {one.attempt_id for one in Jobs(context.plane).list_dead(control)}
+    rows = control.execute(
+        context.plane.statement("premises", "list_claimed"), {"project": project}
+    )
+    for row in rows:
+        holder = Holder(row[0], row[1], JobStatus(row[2]), *row[3:])
+        if holder.attempt_id not in dead:
+            raise BusyError(
+                f"{holder} is at work", "wait until it has finished, or end it, then try again"
+            )
+
+
+def _remove_ledger(context: Context, shown: Premises, owner: Owner, *, shared: bool) -> None:
+    ledger = context.ledger(shown.connection)
+    with context.databases.connect(shown.connection) as connection, connection.transaction():
+        bound_transaction(connection, context)
+        tables = [name for name in LEDGER_TABLES if _lies_in(connection, ledger.schema, name)]
+        _lock(connection, ledger.schema, tables, shown.connection)
+        found = find_ledger(context, connection, shown.connection, owner, shared=shared)
+        if found is None:
+            return
+        _refuse_changed(shown, found)
+        if set(tables) == set(LEDGER_TABLES):
+            _delete_rows(context, connection, found, owner)
+        _drop(connection, found)
+
+
+def _delete_rows(context: Context, connection: Connection, found: Premises, owner: Owner) -> None:
+    """Rows in tables that stay, before the log that tells whose they are goes."""
+    ledger = context.ledger(found.connection)
+    parts = {"schema": ledger.schema_identifier}
+    markers = ledger.find_markers(connection)
+    if markers is not None and Part("table", str(markers)).name not in _tables(found):
+        connection.execute(
+            statement("ledger/premises", "delete_own_markers", **parts, markers=qualified(markers)),
+            {**owner.parameters, "everybody": found.whole},
+        )
+    if not found.whole:
+        for name in ("delete_own_moves", "delete_own_states", "delete_own_fences"):
+            connection.execute(statement("ledger/premises", name, **parts), owner.parameters)
+
+
+def _remove_control(
+    context: Context, session: Connection, shown: Premises, owner: Owner, *, shared: bool
+) -> None:
+    found = find_control(context, session, owner, shared=shared)
+    if found is None:
+        return
+    _refuse_changed(shown, found)
+    if found.whole:
+        _drop(session, found)
+        return
+    for name in (
+        "delete_audit_of_project",
+        "delete_jobs_of_project",
+        "delete_observations_of_project",
+    ):
+        session.execute(context.plane.statement("premises", name), {"project": owner.project})
+
+
+def _refuse_changed(shown: Premises, found: Premises) -> None:
+    """Nothing goes that was not on the list: somebody may have moved in since."""
+    new = set(found.shared_with) - set(shown.shared_with)
+    more = {part.name for part in found.objects if part.kind != "staging table"} - {
+        part.name for part in shown.objects
+    }
+    if new or more or found.whole != shown.whole:
+        raise UsageError(
+            f"schema {found.schema} of {found.connection} has changed meanwhile: "
+            f"{', '.join(sorted(new | more)) or 'its users are others'}",
+            "look at the list again",
+        )
+
+
+def _drop(connection: Connection, found: Premises) -> None:
+    by_kind: dict[str, list[sql.Identifier]] = {}
+    functions = [part for part in found.objects if part.kind in ("function", "procedure")]
+    for part in found.objects:
+        if part.kind in _DROPS:
+            kind = part.kind.removeprefix("staging ")
+            by_kind.setdefault(kind, []).append(qualified(Relation.parse(part.name)))
+    try:
+        for kind in ("view", "table", "sequence"):
+            if by_kind.get(kind):
+                connection.execute(
+                    sql.SQL("DROP {} {}").format(
+                        sql.SQL(kind.upper()), sql.SQL(", ").join(by_kind[kind])
+                    )
+                )
+        for part in functions:
+            connection.execute(
+                sql.SQL("DROP ROUTINE {}").format(qualified(Relation.parse(part.name)))
+            )
+        for one in by_kind.get("type", []):
+            connection.execute(sql.SQL("DROP TYPE {}").format(one))
+        if found.whole and _may_drop_schema(connection, found.schema):
+            connection.execute(sql.SQL("DROP SCHEMA {}").format(sql.Identifier(found.schema)))
+    except pg.DependentObjectsStillExist as error:
+        raise DestinationError(
+            f"schema {found.schema} of {found.connection} cannot be removed: "
+            f"{error.diag.message_detail or first_line(error)}",
+            "drop those first, then try again; nothing was removed there",
+        ) from None
+
+
+def _may_drop_schema(connection: Connection, schema: str) -> bool:
+    """A schema goes when nothing is left in it and it is not everybody's."""
+    if schema == "public" or list_objects(connection, schema):
+        return False
+    row = connection.execute(
+        statement("ledger/premises", "may_drop_schema"), {"name": schema}
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def _lock(connection: Connection, schema: str, tables: Iterable[str], where: str) -> None:
+    names = [sql.Identifier(schema, table) for table in tables]
+    if not names:
+        return
+    try:
+        connection.execute(
+            sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(sql.SQL(", ").join(names))
+        )
+    except pg.LockNotAvailable as error:
+        raise BusyError(
+            f"the tables of Tidegate in {where} are in use by another session "
+            f"({first_line(error)})",
+            "see pg_stat_activity for who; try again when it is done",
+        ) from None
+
+
+def _lies_in(connection: Connection, schema: str, table: str) -> bool:
+    return any(name == table and kind == "r" for _, name, kind in list_objects(connection, schema))
+
+
+def _tables(found: Premises) -> set[str]:
+    return {part.name for part in found.objects if part.kind == "table"}
+
+
+def _translated(error: Exception, doing: str) -> TidegateError:
+    if isinstance(error, psycopg.Error):
+        return translate(error, doing)
+    assert isinstance(error, TidegateError)
+    return error

@@ -1,0 +1,39 @@
+-- What a control database holds of one project, for taking it out.
+
+-- name: list_projects
+-- Whose jobs and observations there are.
+SELECT project FROM {schema}.jobs
+UNION
+SELECT regexp_replace(pipeline, '\.[^.]*$', '') FROM {schema}.cursor_observations
+ORDER BY 1
+
+-- name: list_claimed
+-- Jobs that an attempt holds, of one project or of all.
+SELECT j.job_id, j.name, j.status, q.attempt_id, w.host, w.pid, q.claimed_at, j.payload
+FROM {schema}.job_queue q
+JOIN {schema}.jobs j USING (job_id)
+LEFT JOIN {schema}.workers w ON w.worker_id = q.claimed_by
+WHERE q.claimed_at IS NOT NULL AND (%(project)s::text IS NULL OR j.project = %(project)s)
+ORDER BY q.claimed_at
+
+-- name: count_rows_of_project
+-- Jobs, audit lines and observations of a project.
+SELECT (SELECT count(*) FROM {schema}.jobs WHERE project = %(project)s),
+       (SELECT count(*) FROM {schema}.job_audit a JOIN {schema}.jobs j USING (job_id)
+        WHERE j.project = %(project)s),
+       (SELECT count(*) FROM {schema}.cursor_observations
+        WHERE regexp_replace(pipeline, '\.[^.]*$', '') = %(project)s)
+
+-- name: delete_audit_of_project
+-- Forget what happened to the jobs of a project; this comes first, while the jobs are there.
+DELETE FROM {schema}.job_audit a USING {schema}.jobs j
+WHERE j.job_id = a.job_id AND j.project = %(project)s
+
+-- name: delete_jobs_of_project
+-- Forget the jobs of a project with their attempts, queue and locks.
+DELETE FROM {schema}.jobs WHERE project = %(project)s
+
+-- name: delete_observations_of_project
+-- Forget what was observed for a project.
+DELETE FROM {schema}.cursor_observations
+WHERE regexp_replace(pipeline, '\.[^.]*$', '') = %(project)s
