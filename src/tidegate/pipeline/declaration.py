@@ -11,6 +11,7 @@ from tidegate.model.cursor import CursorType, NullPolicy
 from tidegate.model.relation import Relation
 from tidegate.model.shape import Shape, StagedColumn
 from tidegate.model.sync import Sync
+from tidegate.pipeline.privileges import check_readable
 from tidegate.postgres.catalog import describe_table, list_relations, type_exists
 from tidegate.postgres.connect import Connection
 from tidegate.settings import parse_duration
@@ -26,7 +27,7 @@ def resolve_source(connection: Connection, sync: Sync) -> PostgresSource:
     table = _find_table(connection, sync.source.relation)
     key = _resolve_key(table, sync)
     cursor = _resolve_cursor(connection, table, sync)
-    _check_readable(connection, table)
+    check_readable(connection, table, table.column_names)
     return PostgresSource(
         table=table,
         columns=table.columns,
@@ -171,19 +172,6 @@ def _null_policy(table: Table, sync: Sync) -> NullPolicy | None:
             'set null_cursor = "raise", "include" or "exclude", or make the column NOT NULL',
         )
     return sync.null_cursor
-
-
-def _check_readable(connection: Connection, table: Table) -> None:
-    row = connection.execute(
-        "SELECT has_table_privilege(%s::oid, 'SELECT') OR"
-        " has_any_column_privilege(%s::oid, 'SELECT')",
-        (table.oid, table.oid),
-    ).fetchone()
-    if not (row and row[0]):
-        raise SourceError(
-            f"role {connection.info.user} may not read {table.relation}",
-            f"GRANT SELECT ON {table.relation} TO {connection.info.user}",
-        )
 
 
 def _require_column(table: Table, name: str, what: str) -> None:
