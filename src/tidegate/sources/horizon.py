@@ -24,7 +24,8 @@ _SHOW_DELAY_SECONDS = 0.01
 # How long to wait for short transactions to end before an integer cursor is called held back.
 _PATIENCE_SECONDS = 3.0
 
-# Our own readers of other tables are read-only, so they do not count.
+# Our own readers do not count: a session has these names only while it is in a READ ONLY
+# transaction (postgres/connect.py), or, as "tidegate source", looks up where to read.
 _SESSIONS = """
 SELECT xact_start, 'process ' || pid || ' of ' || coalesce(usename, '?')
        || coalesce(' (' || nullif(application_name, '') || ')', '')

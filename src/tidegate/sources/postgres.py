@@ -15,7 +15,7 @@ from tidegate.model.column import Column, RelationKind, Table
 from tidegate.model.cursor import CursorType, NullPolicy
 from tidegate.model.horizon import Horizon
 from tidegate.model.watermark import Watermark
-from tidegate.postgres.connect import Connection, first_line
+from tidegate.postgres.connect import Connection, begin_read_only, first_line
 from tidegate.postgres.identifiers import column_list, qualified
 from tidegate.sources.horizon import CursorColumn
 
@@ -349,7 +349,7 @@ def _fits(text: str, cursor_type: CursorType) -> bool:
 def snapshot(connection: Connection) -> Iterator[str]:
     """Hold one snapshot of the source and give its exported name, for any number of readers."""
     try:
-        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        begin_read_only(connection)
         row = connection.execute("SELECT pg_export_snapshot()").fetchone()
     except psycopg.Error as error:
         raise SourceError(
