@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.errors import TidegateError
 from tidegate.settings import SparkSettings
+from tidegate.spark.java import choose_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,6 +75,8 @@ class SparkSessions:
     def _start(self) -> SparkSession:
         logs = self._state / "logs"
         logs.mkdir(parents=True, exist_ok=True)
+        if self._settings.remote is None:
+            _provide_java()
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         self._configure_logging(logs)
@@ -112,6 +115,22 @@ class SparkSessions:
             _LOG4J.format(log=(logs / "spark.log").as_posix()), encoding="utf-8"
         )
         os.environ["SPARK_CONF_DIR"] = str(folder)
+
+
+def _provide_java() -> None:
+    """See that the JVM can start, before Spark fails with its own words."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ or _jvm_runs():
+        return
+    java = choose_java(os.environ)
+    if java.complaint is not None:
+        raise TidegateError(f"Spark cannot start: {java.complaint}", java.fix)
+    if java.home is not None:
+        os.environ["JAVA_HOME"] = str(java.home)
+
+
+def _jvm_runs() -> bool:
+    context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
+    return getattr(context, "_gateway", None) is not None
 
 
 def _is_local(master: str | None) -> bool:
