@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tidegate.errors import TidegateError
 from tidegate.settings import SparkSettings
 from tidegate.spark.java import choose_java
+from tidegate.spark.logs import keep_off_the_terminal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,6 +81,7 @@ class SparkSessions:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         self._configure_logging(logs)
+        keep_off_the_terminal(logs / "spark-python.log")
         with _stderr_to(logs / "spark-console.log"):
             try:
                 return self._build()
