@@ -14,20 +14,29 @@ from tidegate.postgres.connect import Connection
 FIRST_USER_OID = 16384
 
 # A value travels in its own binary form when its type means the same in every server: built in,
-# with a send function, and not naming a catalog object. A domain travels as its base type.
+# with a send function, and not naming a catalog object. A domain travels as its base type,
+# however many domains lie in between.
 _COLUMNS = """
 SELECT a.attname,
        format_type(a.atttypid, a.atttypmod),
-       format_type(base.oid, CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END),
+       format_type(base.oid, plain.typmod),
        base.oid >= %(first_user_oid)s OR base.typsend = 0 OR base.typname LIKE 'reg%%'
            OR base.typtype NOT IN ('b', 'r', 'm')
            OR coalesce(element.oid >= %(first_user_oid)s OR element.typname LIKE 'reg%%'
                        OR element.typtype = 'c', false),
-       a.attnotnull OR (t.typtype = 'd' AND t.typnotnull),
+       a.attnotnull OR plain.not_null,
        a.attgenerated <> ''
 FROM pg_attribute a
-JOIN pg_type t ON t.oid = a.atttypid
-JOIN pg_type base ON base.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END
+CROSS JOIN LATERAL (
+    WITH RECURSIVE domains AS (
+        SELECT a.atttypid AS oid, a.atttypmod AS typmod, false AS not_null, 0 AS depth
+        UNION ALL
+        SELECT t.typbasetype, t.typtypmod, d.not_null OR t.typnotnull, d.depth + 1
+        FROM domains d JOIN pg_type t ON t.oid = d.oid WHERE t.typtype = 'd'
+    )
+    SELECT oid, typmod, not_null FROM domains ORDER BY depth DESC LIMIT 1
+) plain
+JOIN pg_type base ON base.oid = plain.oid
 LEFT JOIN pg_type element ON element.oid = base.typelem AND base.typcategory = 'A'
 WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attnum

@@ -23,7 +23,8 @@ READER = "tidegate read"
 # Every session prints values alike, so that text from two servers can be compared.
 SESSION = (
     "SET TimeZone = 'UTC'; SET DateStyle = 'ISO, YMD'; SET IntervalStyle = 'postgres'; "
-    "SET extra_float_digits = 1; SET bytea_output = 'hex'; SET xmloption = 'content'"
+    "SET extra_float_digits = 1; SET bytea_output = 'hex'; SET xmloption = 'content'; "
+    "SET lc_monetary = 'C'"
 )
 _ALIVE = {
     "connect_timeout": "10",
