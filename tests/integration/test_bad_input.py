@@ -9,7 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from integration.conftest import Database, MakePlace, MakeProject, Place
 from integration.unchanged import refused, seed
@@ -281,6 +281,35 @@ def test_a_source_that_may_not_be_read_is_said_with_the_grant(make_place: MakePl
             1,
             "may not read public.orders",
             "GRANT SELECT ON public.orders TO plain_",
+        )
+
+
+def test_columns_that_may_not_be_read_are_named_before_anything_is_written(
+    make_place: MakePlace,
+) -> None:
+    place = make_place(ORDERS, databases=3)
+    seed(place)
+    with role(place) as address:
+        file = place.folder / "tidegate.toml"
+        text = file.read_text(encoding="utf-8")
+        limited = address(place.source)
+        file.write_text(text.replace(place.source.conninfo, limited, 1), encoding="utf-8")
+        name = conninfo_to_dict(limited)["user"]
+        place.source.execute(f"GRANT SELECT (id, updated_at) ON orders TO {name}")
+        refused(
+            place,
+            lambda: place.open().run("orders"),
+            1,
+            "may not read name of public.orders",
+            f"GRANT SELECT ON public.orders TO {name}",
+        )
+        place.source.execute(f"REVOKE USAGE ON SCHEMA public FROM {name}, PUBLIC")
+        refused(
+            place,
+            lambda: place.open().run("orders"),
+            1,
+            "may not use the schema of public.orders",
+            f"GRANT USAGE ON SCHEMA public TO {name}",
         )
 
 

@@ -118,6 +118,24 @@ def test_forgetting_the_load_of_a_sync_warns_that_a_rewind_is_what_reloads(place
     assert "rewind" in as_json.document["warning"]
 
 
+def test_markers_that_luigi_wrote_without_a_schema_are_listed_for_their_table(
+    place: Place,
+) -> None:
+    place.target.execute(
+        "CREATE TABLE table_updates (update_id text PRIMARY KEY, target_table text,"
+        " inserted timestamp DEFAULT now())",
+        "INSERT INTO table_updates VALUES ('a', 'orders'), ('b', 'raw.orders'), ('c', 'other'),"
+        " ('d', NULL), ('e', 'mart.orders'), ('f', '')",
+    )
+    found = listed(place, "--table", "raw.orders")
+    assert sorted(found) == ["a", "b", "d"]
+    project = place.open()
+    for update_id in "abcdef":
+        exists = project.marker("warehouse:raw.orders", update_id=update_id).exists()
+        assert exists == (update_id in found)
+    assert marker(place, "list", "--table", "raw.orders").code == DONE
+
+
 def test_a_marker_that_luigi_wrote_without_its_schema_can_be_forgotten(place: Place) -> None:
     place.target.execute(
         "CREATE TABLE table_updates (update_id text PRIMARY KEY, target_table text,"

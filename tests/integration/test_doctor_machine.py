@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import venv
 from pathlib import Path
 
 import pytest
 
-from tidegate.insight import doctor_machine
 from tidegate.insight.doctor_machine import (
     check_disk,
     check_java,
@@ -18,8 +19,15 @@ from tidegate.insight.doctor_machine import (
 )
 from tidegate.model.check import Level
 from tidegate.settings import SparkSettings
+from tidegate.spark import java
 
 LOCAL = SparkSettings()
+
+
+@pytest.fixture(autouse=True)
+def no_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the set-up of this machine noted must not decide."""
+    monkeypatch.setattr(java, "NOTE", tmp_path / "no note")
 
 
 def fake_program(path: Path, text: str) -> Path:
@@ -45,8 +53,9 @@ def fake_java(home: Path, version: str) -> Path:
     ],
 )
 def test_java_must_be_of_a_version_that_spark_runs_on(
-    tmp_path: Path, version: str, level: Level
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, level: Level
 ) -> None:
+    monkeypatch.setattr(java, "PLACES", ())
     home = fake_java(tmp_path / "jdk", version)
     for environment in (
         {"JAVA_HOME": str(home), "PATH": ""},
@@ -60,7 +69,7 @@ def test_a_broken_java_home_is_named_with_one_that_works(
 ) -> None:
     good = fake_java(tmp_path / "jvm" / "good", "17.0.1")
     fake_java(tmp_path / "jvm" / "early", "11.0.1")
-    monkeypatch.setattr(doctor_machine, "_JVM_FOLDER", tmp_path / "jvm")
+    monkeypatch.setattr(java, "PLACES", (f"{tmp_path}/jvm/*",))
     check = check_java(LOCAL, {"JAVA_HOME": str(tmp_path / "gone"), "PATH": ""})
     assert check.level is Level.FAIL
     assert "which has no bin/java" in check.found
@@ -68,10 +77,62 @@ def test_a_broken_java_home_is_named_with_one_that_works(
 
 
 def test_no_java_at_all_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_machine, "_JVM_FOLDER", tmp_path)
+    monkeypatch.setattr(java, "PLACES", (f"{tmp_path}/*",))
     check = check_java(LOCAL, {"PATH": str(tmp_path)})
     assert check.level is Level.FAIL
     assert "apt-get install" in str(check.fix)
+
+
+@pytest.mark.parametrize("on_path", [None, "11.0.1", "25.0.1"])
+def test_a_java_in_a_usual_place_is_found_when_path_has_none_that_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_path: str | None
+) -> None:
+    good = fake_java(tmp_path / "jvm" / "good", "21.0.2")
+    fake_java(tmp_path / "jvm" / "early", "11.0.1")
+    monkeypatch.setattr(java, "PLACES", (f"{tmp_path}/none/*", f"{tmp_path}/jvm/*"))
+    environment = {"PATH": str(tmp_path)}
+    if on_path is not None:
+        environment["PATH"] = f"{fake_java(tmp_path / 'other', on_path)}/bin:/usr/bin:/bin"
+    check = check_java(LOCAL, environment)
+    assert (check.level, check.found) == (Level.OK, f"Java 21 ({good}/bin/java)")
+    assert java.choose_java(environment).home == good
+
+
+def test_spark_starts_with_a_java_that_is_not_on_path(tmp_path: Path) -> None:
+    """In a process of its own, where PATH has all that a shell script needs but java."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for folder in ("/usr/bin", "/bin"):
+        for program in Path(folder).iterdir():
+            if program.name != "java" and not (programs / program.name).exists():
+                (programs / program.name).symlink_to(program)
+    environment = {key: value for key, value in os.environ.items() if key != "JAVA_HOME"}
+    real = java.choose_java(os.environ)
+    assert real.program is not None
+    home = Path(real.program).resolve().parent.parent
+    code = (
+        "import os, sys; from pathlib import Path;"
+        "from tidegate.settings import SparkSettings;"
+        "from tidegate.spark import java; from tidegate.spark.session import SparkSessions;"
+        "java.NOTE = Path('none'); java.PLACES = sys.argv[2:];"
+        "spark = SparkSessions(SparkSettings(master='local[1]'), Path(sys.argv[1]));"
+        "print(spark.get().range(3).count(), os.environ['JAVA_HOME']); spark.stop()"
+    )
+
+    def start(*places: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / "state"), *places],
+            env={**environment, "PATH": str(programs)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    done = start(str(home))
+    assert done.stdout == f"3 {home}\n", done.stderr
+    none = start()
+    assert "Spark cannot start: no java on PATH, and JAVA_HOME is not set" in none.stderr
+    assert "apt-get install" in none.stderr
 
 
 def test_java_is_not_needed_for_a_remote_spark() -> None:

@@ -17,8 +17,10 @@ import pytest
 
 from conftest import FAST, MakeDatabase
 from tidegate.errors import ConnectionFailed
+from tidegate.postgres import server_log
 from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.postgres.postmaster import is_alive
+from tidegate.project import Project
 
 MakeServer = Callable[[Path], EmbeddedServer]
 
@@ -356,9 +358,45 @@ def test_a_failed_start_names_the_log_and_shows_its_end(tmp_path: Path) -> None:
     server = EmbeddedServer(tmp_path / "postgres", {**FAST, "shared_buffers": "plenty"})
     with pytest.raises(ConnectionFailed) as failed:
         server.start()
-    assert str(server.log_path) in str(failed.value)
+    assert str(server.log.path) in str(failed.value)
     assert 'invalid value for parameter "shared_buffers"' in str(failed.value)
     assert not server.is_running()
+
+
+def test_the_log_stays_small_while_the_server_runs(
+    tmp_path: Path, make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit, round_bytes = 200_000, 150_000
+    monkeypatch.setattr(server_log, "LOG_BYTES", limit)
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    (folder / "tidegate.toml").write_text(
+        '[project]\nname = "shop"\n[connections]\nshop = "embedded"\n'
+    )
+    server = make_server(folder / ".tidegate" / "postgres")
+    server.start()
+    pid = pid_of(server)
+    project = Project.open(folder)
+    with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+        for number in range(6):
+            with pytest.raises(psycopg.errors.RaiseException):
+                connection.execute(
+                    "DO $$ BEGIN RAISE EXCEPTION '%',"
+                    f" 'round {number} ' || repeat('x', {round_bytes}); END $$"
+                )
+            with project.connect("shop") as session:
+                session.execute("SELECT 1")
+            kept = [path.read_text() for path in server.directory.glob("server.log*")]
+            assert len(kept) <= 2
+            assert max(map(len, kept)) <= limit + round_bytes
+            assert f"round {number} " in "".join(kept)
+    assert "round 0 " not in "".join(kept)
+    assert pid_of(server) == pid
+    # The server goes on writing where the log is looked for.
+    with pytest.raises(psycopg.OperationalError):
+        psycopg.connect(server.conninfo("nowhere"))
+    assert 'database "nowhere" does not exist' in "\n".join(server.log.last_lines(5))
+    project.close()
 
 
 def test_an_interrupted_first_start_is_made_good(tmp_path: Path, make_server: MakeServer) -> None:

@@ -321,6 +321,28 @@ def test_a_job_whose_workers_all_die_fails_after_max_attempts(
     assert jobs.submit(session, request(), "test") is not None
 
 
+def test_a_holder_is_shown_since_its_own_attempt_began(
+    jobs: Jobs, session: Connection, new_worker: NewWorker
+) -> None:
+    """Not since the job was submitted: an earlier attempt may have died hours ago."""
+    job_id = submit(jobs, session)
+    session.execute(
+        "UPDATE tidegate_control.table_locks SET acquired_at = now() - interval '5 hours'"
+    )
+    waiting = jobs.holder(session, RESOURCE)
+    claim(jobs, session, new_worker()[0])
+    holder = jobs.holder(session, RESOURCE)
+    assert waiting is not None
+    assert holder is not None
+    claimed_at = session.execute(
+        "SELECT claimed_at FROM tidegate_control.job_queue WHERE job_id = %s", (job_id,)
+    ).fetchone()
+    assert (holder.since,) == claimed_at
+    assert waiting.since is not None
+    assert waiting.since < holder.since
+    assert f"since {holder.since:%Y-%m-%d %H:%M:%S}" in str(holder)
+
+
 def test_only_a_job_that_nobody_works_on_is_dropped(
     jobs: Jobs, session: Connection, new_worker: NewWorker
 ) -> None:

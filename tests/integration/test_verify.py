@@ -17,7 +17,9 @@ from tidegate.errors import TargetGone
 from tidegate.model.verification import Difference, Verdict, Verification
 from tidegate.pipeline import compare as compare_module
 from tidegate.pipeline import verify as verify_module
+from tidegate.pipeline import verify_transformed as verify_transformed_module
 from tidegate.pipeline.verify import verify_sync
+from tidegate.postgres.connect import begin_read_only, connect
 from tidegate.project import Project
 
 
@@ -310,3 +312,57 @@ def test_bad_input_of_one_sync_leaves_the_others_verified(make_project: Any) -> 
     assert done.returncode == 2
     assert "wrong: sync wrong: cursor nope does not exist" in done.stderr
     assert "orders: 10 rows equal" in done.stdout
+
+
+@pytest.mark.parametrize("transformed", [False, True], ids=["passed", "transformed"])
+def test_verifying_does_not_hold_back_the_loads_beside_it(
+    make_project: Any, monkeypatch: pytest.MonkeyPatch, transformed: bool
+) -> None:
+    """All in one database, so that both of its snapshots would count as open transactions."""
+    pipelines = (
+        "import tidegate as tg\n\n"
+        '@tg.sync(source="shop:public.orders", target="warehouse:raw.orders",'
+        ' cursor="updated_at")\ndef orders(df):\n    return df\n'
+    )
+    options: dict[str, Any] = {"pipelines": pipelines} if transformed else {}
+    project, place = make_project(*([] if transformed else [ORDERS]), **options)
+    place.source.execute(*CREATE, FILL)
+    project.run("orders")
+    place.source.execute("INSERT INTO orders VALUES (99, 1, '2026-02-01')")
+    module = verify_transformed_module if transformed else verify_module
+    real = module.compare
+    seen: list[tuple[Any, ...]] = []
+
+    def look(*arguments: Any) -> Any:
+        with place.source.connect() as session:
+            opened = session.execute(
+                "SELECT count(*), count(*) FILTER (WHERE application_name <> 'tidegate read')"
+                " FROM pg_stat_activity WHERE datname = current_database()"
+                " AND xact_start IS NOT NULL AND pid <> pg_backend_pid()"
+            ).fetchone()
+            assert opened is not None
+            seen.append(opened)
+        horizon = project.run("orders").outcome.horizon
+        assert horizon is not None
+        assert horizon.held_by is None
+        return real(*arguments)
+
+    monkeypatch.setattr(module, "compare", look)
+    found = verify(project)
+    assert found.verdict is Verdict.EQUAL
+    assert found.not_yet_loaded == 1
+    assert seen == [(2, 0)]
+
+
+def test_a_session_called_reader_can_write_nothing(make_project: Any) -> None:
+    """The horizon passes it over, so the name must not outlive its READ ONLY transaction."""
+    _, place = make_project(ORDERS)
+    place.source.execute(*CREATE)
+    name = "SELECT application_name FROM pg_stat_activity WHERE pid = pg_backend_pid()"
+    with connect(place.source.conninfo, name="the source", application="tidegate") as session:
+        begin_read_only(session)
+        assert session.execute(name).fetchone() == ("tidegate read",)
+        with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+            session.execute(FILL)
+        session.execute("ROLLBACK")
+        assert session.execute(name).fetchone() == ("tidegate",)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -14,14 +13,11 @@ from pathlib import Path
 
 from tidegate.model.check import Check, fail, ok, warn
 from tidegate.settings import SparkSettings
+from tidegate.spark.java import choose_java
 
-# Spark 4.1 starts on later ones too, but its Arrow transfer then fails in every task.
-OLDEST_JAVA, NEWEST_JAVA = 17, 21
 LOW_DISK_BYTES = 2 * 1024**3
 WORKER_MODULES = ("pyarrow", "pandas", "psycopg", "adbc_driver_postgresql", "tidegate")
 _TIMEOUT_SECONDS = 60
-_JVM_FOLDER = Path("/usr/lib/jvm")
-_JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _PROBE = """
 import importlib, json, sys
 missing = {}
@@ -48,32 +44,13 @@ def check_machine(
 
 
 def check_java(spark: SparkSettings, environ: Mapping[str, str]) -> Check:
-    """The Java that Spark would start: JAVA_HOME's, else the one on PATH."""
+    """The Java that Spark would start with."""
     if spark.remote is not None:
         return ok("java", "not needed here: Spark runs at spark.remote")
-    home = environ.get("JAVA_HOME")
-    suitable = _find_java(environ)
-    fix = (
-        f"export JAVA_HOME={suitable}"
-        if suitable
-        else f"install Java {OLDEST_JAVA} or {NEWEST_JAVA}, for example: "
-        f"sudo apt-get install -y openjdk-{OLDEST_JAVA}-jre-headless"
-    )
-    if home:
-        java: str | None = str(Path(home) / "bin" / "java")
-        if not os.access(str(java), os.X_OK):
-            return fail("java", f"JAVA_HOME is {home}, which has no bin/java", fix)
-    else:
-        java = shutil.which("java", path=environ.get("PATH"))
-        if java is None:
-            return fail("java", "no java on PATH, and JAVA_HOME is not set", fix)
-    major = _java_major(str(java))
-    if major is None:
-        return fail("java", f"{java} does not run", fix)
-    if not OLDEST_JAVA <= major <= NEWEST_JAVA:
-        wanted = f"Spark needs {OLDEST_JAVA} to {NEWEST_JAVA}"
-        return fail("java", f"{java} is Java {major}; {wanted}", fix)
-    return ok("java", f"Java {major} ({java})")
+    java = choose_java(environ)
+    if java.complaint is not None:
+        return fail("java", java.complaint, java.fix or "")
+    return ok("java", f"Java {java.major} ({java.program})")
 
 
 def check_pyspark() -> Check:
@@ -137,28 +114,3 @@ def check_disk(name: str, folder: Path, low_bytes: int = LOW_DISK_BYTES) -> Chec
     if free < low_bytes:
         return warn(f"disk: {name}", text, "free some space, or put the folder on another disk")
     return ok(f"disk: {name}", text)
-
-
-def _find_java(environ: Mapping[str, str]) -> Path | None:
-    """A home of a Java that would do, to name in the fix."""
-    on_path = shutil.which("java", path=environ.get("PATH"))
-    homes = [Path(on_path).resolve().parent.parent] if on_path else []
-    homes += sorted(_JVM_FOLDER.iterdir()) if _JVM_FOLDER.is_dir() else []
-    for home in homes:
-        java = home / "bin" / "java"
-        if os.access(java, os.X_OK):
-            major = _java_major(str(java))
-            if major is not None and OLDEST_JAVA <= major <= NEWEST_JAVA:
-                return home
-    return None
-
-
-def _java_major(java: str) -> int | None:
-    try:
-        done = subprocess.run(
-            [java, "-version"], capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    match = _JAVA_VERSION.search(done.stderr + done.stdout)
-    return int(match.group(1)) if match else None

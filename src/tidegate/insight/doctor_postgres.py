@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import psycopg
-from psycopg import sql
 
 from tidegate.errors import TidegateError
 from tidegate.insight.doctor_pooler import Pooling, detect_pooling
@@ -15,6 +14,7 @@ from tidegate.model.check import Check, fail, ok, warn
 from tidegate.model.relation import Relation
 from tidegate.model.sync import Sync
 from tidegate.pipeline.context import Context
+from tidegate.pipeline.privileges import find_obstacle, quoted
 from tidegate.postgres.catalog import describe_table
 from tidegate.postgres.connect import Connection, first_line
 from tidegate.postgres.databases import CONTROL, label
@@ -156,23 +156,9 @@ def _check_readable(name: str, connection: Connection, relation: Relation) -> Ch
     table = describe_table(connection, relation)
     if table is None:
         return fail(name, "does not exist", "correct the sync's source, or create the table")
-    row = connection.execute(
-        "SELECT has_schema_privilege(relnamespace, 'USAGE'),"
-        " has_table_privilege(oid, 'SELECT'),"
-        " ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = c.oid AND attnum > 0"
-        "  AND NOT attisdropped AND NOT has_column_privilege(c.oid, attnum, 'SELECT'))"
-        " FROM pg_class c WHERE oid = %s",
-        (table.oid,),
-    ).fetchone()
-    assert row is not None
-    usage, whole, missing = row
-    role = _role(connection)
-    if not usage:
-        fix = f"GRANT USAGE ON SCHEMA {_quoted(relation.schema)} TO {role}"
-        return fail(name, f"role {role} may not use its schema", fix)
-    if not whole and missing:
-        fix = f"GRANT SELECT ON {relation} TO {role}"
-        return fail(name, f"role {role} may not read {', '.join(missing)}", fix)
+    obstacle = find_obstacle(connection, table, table.column_names)
+    if obstacle is not None:
+        return fail(name, obstacle.message, obstacle.fix)
     return ok(name, "may be read")
 
 
@@ -188,17 +174,17 @@ def _check_schema(name: str, connection: Connection, schema: str) -> Check:
         " FROM pg_namespace n WHERE n.nspname = %s",
         (schema,),
     ).fetchone()
-    fix = f"as the owner: CREATE SCHEMA {_quoted(schema)} AUTHORIZATION {role}"
+    fix = f"as the owner: CREATE SCHEMA {quoted(schema)} AUTHORIZATION {role}"
     if row is None:
         if _may_create_schemas(connection):
             return ok(name, f"schema {schema} will be created on first use")
         return fail(name, f"role {role} may not create schema {schema}", fix)
     usable, closed = row
     if not usable:
-        fix = f"GRANT USAGE, CREATE ON SCHEMA {_quoted(schema)} TO {role}"
+        fix = f"GRANT USAGE, CREATE ON SCHEMA {quoted(schema)} TO {role}"
         return fail(name, f"role {role} may not create tables in schema {schema}", fix)
     if closed:
-        fix = f"GRANT ALL ON ALL TABLES IN SCHEMA {_quoted(schema)} TO {role}"
+        fix = f"GRANT ALL ON ALL TABLES IN SCHEMA {quoted(schema)} TO {role}"
         return fail(name, f"role {role} may not write {', '.join(closed)} in schema {schema}", fix)
     return ok(name, f"schema {schema} is there and may be written")
 
@@ -217,13 +203,13 @@ def _check_target(name: str, connection: Connection, relation: Relation) -> Chec
     if row is None:
         if _may_create_schemas(connection):
             return ok(name, f"schema {relation.schema} and the table will be created")
-        fix = f"as the owner: CREATE SCHEMA {_quoted(relation.schema)} AUTHORIZATION {role}"
+        fix = f"as the owner: CREATE SCHEMA {quoted(relation.schema)} AUTHORIZATION {role}"
         return fail(name, f"role {role} may not create schema {relation.schema}", fix)
     table, _, may_create, missing = row
     if table is None:
         if may_create:
             return ok(name, "will be created on the first load")
-        fix = f"GRANT CREATE ON SCHEMA {_quoted(relation.schema)} TO {role}"
+        fix = f"GRANT CREATE ON SCHEMA {quoted(relation.schema)} TO {role}"
         return fail(name, f"role {role} may not create tables in schema {relation.schema}", fix)
     if missing:
         rights = ", ".join(missing)
@@ -246,9 +232,4 @@ def _may_create_schemas(connection: Connection) -> bool:
 
 
 def _role(connection: Connection) -> str:
-    return _quoted(connection.info.user)
-
-
-def _quoted(name: str) -> str:
-    text: str = sql.Identifier(name).as_string(None)
-    return text if not name.isidentifier() or name != name.lower() else name
+    return quoted(connection.info.user)

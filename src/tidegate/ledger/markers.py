@@ -21,7 +21,8 @@ class MarkerRow:
     """One recorded load."""
 
     update_id: str
-    target_table: str
+    target_table: str | None
+    """None counts for every table, as in Luigi"""
     inserted: str | None
 
 
@@ -68,12 +69,13 @@ class Markers:
     def newest(
         self, connection: Connection, target: Relation | None = None, limit: int = 50
     ) -> list[MarkerRow]:
+        """The newest markers; for a table, all those that `exists` goes by."""
         markers = self.ledger.find_markers(connection)
         if markers is None:
             return []
         rows = connection.execute(
             self._statement("list_markers", markers),
-            {"target": str(target) if target else None, "limit": limit},
+            {"targets": _spellings(target) if target else None, "limit": limit},
         )
         return [MarkerRow(*row) for row in rows]
 

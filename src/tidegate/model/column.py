@@ -46,6 +46,8 @@ class Table:
     pages: int
     query: str | None = None
     """the text that is read in place of a relation"""
+    is_wholly_readable: bool = True
+    """as opposed to column by column, which leaves out where a row lies"""
 
     def column(self, name: str) -> Column | None:
         return next((column for column in self.columns if column.name == name), None)
@@ -56,8 +58,9 @@ class Table:
 
     @property
     def has_blocks(self) -> bool:
-        """Whether its rows lie in blocks of its own, which can be read apart."""
-        return self.kind in (RelationKind.TABLE, RelationKind.MATERIALIZED_VIEW)
+        """Whether its rows lie in blocks of its own that this role may read apart."""
+        blocks = self.kind in (RelationKind.TABLE, RelationKind.MATERIALIZED_VIEW)
+        return blocks and self.is_wholly_readable
 
     def proves_unique(self, key: tuple[str, ...]) -> bool:
         """Whether an index guarantees that no two rows share this key."""

@@ -21,6 +21,8 @@ DETAIL_ROWS = 1_000_000
 EXAMPLES = 5
 _OURS = sql.Identifier("pg_temp", "tidegate_verify_rows")
 _FOUND = sql.Identifier("pg_temp", "tidegate_verify_found")
+SCRATCH = ((_OURS, "k text, h bigint"), (_FOUND, "k text, what text"))
+"""Temporary tables that must be there on the found side, empty, before its snapshot is taken"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +109,6 @@ def _detail(
 ) -> Difference:
     """Bring the keys of these buckets together in the found side's database."""
     connection = found.connection
-    connection.execute(
-        sql.SQL("CREATE TEMPORARY TABLE {} (k text, h bigint) ON COMMIT DROP").format(_OURS)
-    )
     query = sql.SQL("SELECT k, h FROM ({}) rows WHERE {} = ANY({}::bigint[])")
     ours = query.format(expected.rows, hashing.bucket, sql.Literal(buckets))
     if expected.connection is connection:
@@ -119,7 +118,7 @@ def _detail(
         copy_rows(expected.connection, text, connection, _OURS, ("k", "h"))
     connection.execute(
         sql.SQL(
-            "CREATE TEMPORARY TABLE {} ON COMMIT DROP AS"
+            "INSERT INTO {}"
             " SELECT coalesce(s.k, t.k) AS k, CASE WHEN t.k IS NULL THEN 'missing'"
             " WHEN s.k IS NULL THEN 'extra' ELSE 'different' END AS what"
             " FROM {} s FULL JOIN ({}) t ON s.k = t.k WHERE s.h IS DISTINCT FROM t.h"

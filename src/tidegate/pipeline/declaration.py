@@ -15,6 +15,7 @@ from tidegate.model.relation import Relation
 from tidegate.model.rules import Mode
 from tidegate.model.shape import Shape, StagedColumn
 from tidegate.model.sync import Sync
+from tidegate.pipeline.privileges import check_readable
 from tidegate.postgres.catalog import (
     describe_query,
     describe_table,
@@ -23,7 +24,7 @@ from tidegate.postgres.catalog import (
 )
 from tidegate.postgres.connect import Connection, first_line
 from tidegate.settings import parse_duration
-from tidegate.sources.horizon import CursorColumn, check_timezone, readable
+from tidegate.sources.horizon import CursorColumn, check_timezone
 from tidegate.sources.postgres import PostgresSource
 
 SECONDS_PER_DAY = 86_400
@@ -37,8 +38,6 @@ def resolve_source(connection: Connection, sync: Sync) -> PostgresSource:
     key = _resolve_key(table, sync)
     cursor = _resolve_cursor(connection, table, sync)
     _check_loaded(sync, columns, key)
-    _check_readable(connection, table)
-    _check_where(connection, table, sync)
     source = PostgresSource(
         table=table,
         columns=columns,
@@ -51,6 +50,9 @@ def resolve_source(connection: Connection, sync: Sync) -> PostgresSource:
         tie_key=table.primary_key,
     )
     _check_append(sync, source)
+    if table.kind is not RelationKind.QUERY:
+        check_readable(connection, table, source.read_columns)
+    _check_where(connection, source, sync)
     return source
 
 
@@ -155,15 +157,15 @@ def _check_loaded(sync: Sync, columns: tuple[Column, ...], key: tuple[str, ...])
         )
 
 
-def _check_where(connection: Connection, table: Table, sync: Sync) -> None:
+def _check_where(connection: Connection, source: PostgresSource, sync: Sync) -> None:
     if sync.where is None:
         return
     try:
-        connection.execute(sql.SQL("SELECT FROM {} LIMIT 0").format(readable(table, sync.where)))
+        connection.execute(sql.SQL("SELECT FROM {} LIMIT 0").format(source.relation))
     except psycopg.Error as error:
         raise DeclarationError(
             f"sync {sync.name}: its where cannot be read: {first_line(error)}",
-            f"write a condition over the columns of {table.relation}",
+            f"write a condition over the columns of {source.table.relation}",
         ) from None
 
 
@@ -278,21 +280,6 @@ def _null_policy(table: Table, sync: Sync) -> NullPolicy | None:
             'set null_cursor = "raise", "include" or "exclude", or make the column NOT NULL',
         )
     return sync.null_cursor
-
-
-def _check_readable(connection: Connection, table: Table) -> None:
-    if table.kind is RelationKind.QUERY:
-        return
-    row = connection.execute(
-        "SELECT has_table_privilege(%s::oid, 'SELECT') OR"
-        " has_any_column_privilege(%s::oid, 'SELECT')",
-        (table.oid, table.oid),
-    ).fetchone()
-    if not (row and row[0]):
-        raise SourceError(
-            f"role {connection.info.user} may not read {table.relation}",
-            f"GRANT SELECT ON {table.relation} TO {connection.info.user}",
-        )
 
 
 def _require_column(table: Table, name: str, what: str) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from psycopg import errors as pg
 from psycopg import sql
 
-from tidegate.postgres.connect import Connection
+from tidegate.postgres.connect import Connection, begin_read_only
 from tidegate.sources.postgres import PostgresSource
 
 _COUNT_MILLISECONDS = 1_000
@@ -38,7 +38,7 @@ def count_rows(
 @contextmanager
 def read_only(connection: Connection) -> Iterator[None]:
     """One snapshot of a database for everything that is read in here."""
-    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    begin_read_only(connection)
     try:
         yield
     finally:

@@ -12,8 +12,9 @@ from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.column import Table
 from tidegate.model.shape import Shape
 from tidegate.model.watermark import Watermark
-from tidegate.pipeline.compare import Hashing
+from tidegate.pipeline.compare import SCRATCH, Hashing
 from tidegate.pipeline.loaded import pending_condition
+from tidegate.pipeline.reading import read_only
 from tidegate.pipeline.stage import passed_columns
 from tidegate.postgres.connect import Connection
 from tidegate.postgres.identifiers import qualified
@@ -72,7 +73,6 @@ def send_left_out(
     nulls: bool,
 ) -> LeftOut:
     """Stream the keys of source rows that are not loaded into the target's session."""
-    target.execute(sql.SQL("CREATE TEMPORARY TABLE {} (k text) ON COMMIT DROP").format(LEFT_OUT))
     select = dict(
         zip((column.name for column in source.columns), passed_columns(source), strict=True)
     )
@@ -94,10 +94,18 @@ def send_left_out(
 
 @contextmanager
 def target_snapshot(connection: Connection) -> Iterator[None]:
-    """One snapshot of the target, in which temporary tables can be made."""
-    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    """One snapshot of the target, which writes to temporary tables only, so nobody waits for it."""
+    scratch = ((LEFT_OUT, "k text"), *SCRATCH)
+    # A READ ONLY transaction may fill a temporary table, but not make one.
+    for table, columns in scratch:
+        connection.execute(
+            sql.SQL("CREATE TEMPORARY TABLE {} ({})").format(table, sql.SQL(columns))
+        )
     try:
-        yield
+        with read_only(connection):
+            yield
     finally:
         if not connection.closed:
-            connection.execute("ROLLBACK")
+            connection.execute(
+                sql.SQL("DROP TABLE {}").format(sql.SQL(", ").join(table for table, _ in scratch))
+            )

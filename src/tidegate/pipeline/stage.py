@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -108,12 +109,17 @@ def transformed_shape(
         columns.append(
             StagedColumn(
                 name=name,
-                staged_type=target,
+                staged_type=_staged_type(known, target) if known and kept else target,
                 target_type=_target_type(known, target) if known and kept else target,
             )
         )
     cursor = source.cursor.name if source.cursor and source.cursor.name in names else None
     return Shape(tuple(columns), source.key, cursor, key_is_unique=False)
+
+
+def _staged_type(column: Column, plain: str) -> str:
+    """Blanks at the end of a char(n) are lost on the way through Spark, and come back here."""
+    return column.wire if re.fullmatch(r"character\(\d+\)", column.wire) else plain
 
 
 def _target_type(column: Column, plain: str) -> str:

@@ -15,20 +15,29 @@ from tidegate.postgres.identifiers import subquery
 FIRST_USER_OID = 16384
 
 # A value travels in its own binary form when its type means the same in every server: built in,
-# with a send function, and not naming a catalog object. A domain travels as its base type.
+# with a send function, and not naming a catalog object. A domain travels as its base type,
+# however many domains lie in between.
 _TYPE = """
-       format_type(t.oid, given.mod),
-       format_type(base.oid, CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE given.mod END),
+       format_type(given.type, given.mod),
+       format_type(base.oid, plain.typmod),
        base.oid >= %(first_user_oid)s OR base.typsend = 0 OR base.typname LIKE 'reg%%'
            OR base.typtype NOT IN ('b', 'r', 'm')
            OR coalesce(element.oid >= %(first_user_oid)s OR element.typname LIKE 'reg%%'
                        OR element.typtype = 'c', false),
-       given.not_null OR (t.typtype = 'd' AND t.typnotnull),
+       given.not_null OR plain.not_null,
        given.generated
 """
 _TYPE_JOINS = """
-JOIN pg_type t ON t.oid = given.type
-JOIN pg_type base ON base.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END
+CROSS JOIN LATERAL (
+    WITH RECURSIVE domains AS (
+        SELECT given.type AS oid, given.mod AS typmod, false AS not_null, 0 AS depth
+        UNION ALL
+        SELECT t.typbasetype, t.typtypmod, d.not_null OR t.typnotnull, d.depth + 1
+        FROM domains d JOIN pg_type t ON t.oid = d.oid WHERE t.typtype = 'd'
+    )
+    SELECT oid, typmod, not_null FROM domains ORDER BY depth DESC LIMIT 1
+) plain
+JOIN pg_type base ON base.oid = plain.oid
 LEFT JOIN pg_type element ON element.oid = base.typelem AND base.typcategory = 'A'
 ORDER BY given.place
 """
@@ -67,14 +76,15 @@ def describe_table(connection: Connection, relation: Relation) -> Table | None:
     """The relation as it is now, or None when there is none of that name."""
     row = connection.execute(
         "SELECT c.oid, c.relkind, greatest(c.reltuples, 0)::bigint,"
-        " pg_relation_size(c.oid) / current_setting('block_size')::bigint"
+        " pg_relation_size(c.oid) / current_setting('block_size')::bigint,"
+        " has_table_privilege(c.oid, 'SELECT')"
         " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
         " WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p', 'v', 'm', 'f')",
         (relation.schema, relation.name),
     ).fetchone()
     if row is None:
         return None
-    oid, kind, estimated_rows, pages = row
+    oid, kind, estimated_rows, pages, wholly = row
     parameters = {"oid": oid, "first_user_oid": FIRST_USER_OID}
     columns = _columns(connection, _COLUMNS, parameters)
     primary: tuple[str, ...] = ()
@@ -97,6 +107,7 @@ def describe_table(connection: Connection, relation: Relation) -> Table | None:
         leading_index_columns=frozenset(leading),
         estimated_rows=estimated_rows,
         pages=pages or 0,
+        is_wholly_readable=wholly,
     )
 
 

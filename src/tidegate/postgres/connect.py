@@ -17,11 +17,14 @@ from tidegate.postgres.conninfo import describe
 Connection = psycopg.Connection[Any]
 
 MINIMUM_VERSION = 140000
+# What a session of ours is called while it is in a READ ONLY transaction, and only then.
+READER = "tidegate read"
 
 # Every session prints values alike, so that text from two servers can be compared.
 SESSION = (
     "SET TimeZone = 'UTC'; SET DateStyle = 'ISO, YMD'; SET IntervalStyle = 'postgres'; "
-    "SET extra_float_digits = 1; SET bytea_output = 'hex'; SET xmloption = 'content'"
+    "SET extra_float_digits = 1; SET bytea_output = 'hex'; SET xmloption = 'content'; "
+    "SET lc_monetary = 'C'"
 )
 _ALIVE = {
     "connect_timeout": "10",
@@ -55,6 +58,13 @@ def connect(
     connection.execute(SESSION)
     connection.autocommit = autocommit
     return connection
+
+
+def begin_read_only(connection: Connection) -> None:
+    """Open a snapshot that can write nothing; its name says so to whoever looks for writers."""
+    connection.execute(
+        f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL application_name = '{READER}'"
+    )
 
 
 @contextmanager

@@ -40,6 +40,8 @@ class Databases:
             return self._conninfo[name]
 
     def connect(self, name: str, application: str = "tidegate") -> Connection:
+        # Here, since a process may open sessions for weeks after it started the server.
+        self.embedded.log.trim()
         return connect(self.conninfo(name), name=label(name), application=application)
 
     @contextmanager

@@ -30,6 +30,7 @@ from tidegate.postgres.postmaster import (
     read_pid_file,
     works_on,
 )
+from tidegate.postgres.server_log import ServerLog
 from tidegate.postgres.server_user import command_as, server_user
 
 HOST = "127.0.0.1"
@@ -39,7 +40,6 @@ DATABASE = "tidegate"
 START_TIMEOUT_SECONDS = 120.0  # recovery after a crash may have much to read
 START_ATTEMPTS = 3
 STOP_TIMEOUT_SECONDS = 60.0
-LOG_BYTES = 10_000_000
 
 StopMode = Literal["fast", "immediate"]
 _SIGNALS = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
@@ -73,7 +73,7 @@ class EmbeddedServer:
     def __init__(self, directory: Path, settings: Mapping[str, str] | None = None) -> None:
         self.directory = directory.absolute()
         self.bin_directory = _bin_directory()
-        self.log_path = self.directory / "server.log"
+        self.log = ServerLog(self.directory / "server.log")
         self.passfile = self.directory / "pgpass"
         self._data = self.directory / "data"
         self._port_file = self.directory / "port"
@@ -119,6 +119,7 @@ class EmbeddedServer:
         """Start the server unless it runs, and return when it takes connections."""
         with self._translate_os_errors():
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.log.trim()
         with self._lock():
             for _ in range(START_ATTEMPTS):
                 postmaster = find_postmaster(self._data)
@@ -222,16 +223,14 @@ class EmbeddedServer:
     def _launch_until_ready(self) -> None:
         self._write_settings()
         disown_stale_pid(self._data)
-        if _size(self.log_path) > LOG_BYTES:
-            self.log_path.replace(self.log_path.with_name("server.log.1"))
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while True:
             port = self._choose_port()
-            log_start = _size(self.log_path)
+            log_start = self.log.size
             if self._wait_until_ready(self._launch(port)):
                 self._port_file.write_text(f"{port}\n")
                 return
-            complaint = _read_from(self.log_path, log_start)
+            complaint = self.log.read_from(log_start)
             # It passes: backends of a killed server are just leaving, the port went meanwhile,
             # or a starter died and its server is only now coming up.
             rival = find_postmaster(self._data)
@@ -247,7 +246,7 @@ class EmbeddedServer:
         server = [*self._command("postgres"), "-D", str(self._data), "-p", str(port)]
         # The shell leaves at once and init adopts the server, so that no starter has to reap it.
         command = ["/bin/sh", "-c", '"$@" >&2 & echo $!', "sh", *server]
-        with self.log_path.open("ab") as log:
+        with self.log.path.open("ab") as log:
             shell = subprocess.run(
                 command,
                 env=_environment(),
@@ -332,10 +331,10 @@ class EmbeddedServer:
             ) from error
 
     def _failure(self, what: str, hint: str | None = None) -> ConnectionFailed:
-        tail = _read_from(self.log_path, max(0, _size(self.log_path) - 4000)).splitlines()[-5:]
+        tail = self.log.last_lines(5)
         lines = [hint] if hint else []
         if tail:
-            lines += [f"its log {self.log_path} ends:", *tail]
+            lines += [f"its log {self.log.path} ends:", *tail]
         return ConnectionFailed(
             f"the embedded PostgreSQL in {self.directory} {what}", "\n  ".join(lines) or None
         )
@@ -362,15 +361,3 @@ def _write_private(path: Path, text: str) -> None:
     with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
     unfinished.replace(path)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _read_from(path: Path, start: int) -> str:
-    if not path.exists():
-        return ""
-    with path.open("rb") as file:
-        file.seek(start)
-        return file.read().decode(errors="replace")

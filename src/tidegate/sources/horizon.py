@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -16,7 +16,7 @@ from tidegate.model.column import RelationKind, Table
 from tidegate.model.cursor import CursorType, Guarantee
 from tidegate.model.horizon import Horizon, Session
 from tidegate.postgres.connect import Connection
-from tidegate.postgres.identifiers import condition, qualified, subquery
+from tidegate.postgres.identifiers import column_list, condition, qualified, subquery
 
 # A backend takes its transaction's time a moment before it shows it in pg_stat_activity; the
 # clock is read first, and the sessions this much later, so that moment lies in between.
@@ -24,7 +24,8 @@ _SHOW_DELAY_SECONDS = 0.01
 # How long to wait for short transactions to end before an integer cursor is called held back.
 _PATIENCE_SECONDS = 3.0
 
-# Our own readers of other tables are read-only, so they do not count.
+# Our own readers do not count: a session has these names only while it is in a READ ONLY
+# transaction (postgres/connect.py), or, as "tidegate source", looks up where to read.
 _SESSIONS = """
 SELECT xact_start, 'process ' || pid || ' of ' || coalesce(usename, '?')
        || coalesce(' (' || nullif(application_name, '') || ')', '')
@@ -236,16 +237,16 @@ def _highest(connection: Connection, cursor: CursorColumn) -> str | None:
     return row[0] if row else None
 
 
-def readable(table: Table, where: str | None = None) -> sql.Composable:
+def readable(table: Table, where: str | None = None, columns: Iterable[str] = ()) -> sql.Composable:
     """What stands behind FROM: the relation, the rows of it that `where` keeps, or a query."""
     if table.query is not None:
         return subquery(table.query)
     if where is None:
         return qualified(table.relation)
-    # Blocks are read by ctid, which the star does not hold.
-    blocks = sql.SQL("ctid, " if table.has_blocks else "")
-    rows = sql.SQL("SELECT {}* FROM {} WHERE {}").format(
-        blocks, qualified(table.relation), condition(where)
+    # Blocks are read by ctid; a star would need the right to read every column.
+    names = ["ctid", *columns] if table.has_blocks else [*columns]
+    rows = sql.SQL("SELECT {} FROM {} WHERE {}").format(
+        column_list(names), qualified(table.relation), condition(where)
     )
     return sql.SQL("({}) AS {}").format(rows, sql.Identifier(table.relation.name))
 

@@ -15,7 +15,7 @@ from tidegate.model.column import Column, Table
 from tidegate.model.cursor import CursorType, NullPolicy
 from tidegate.model.horizon import Horizon
 from tidegate.model.watermark import Watermark
-from tidegate.postgres.connect import Connection, first_line
+from tidegate.postgres.connect import Connection, begin_read_only, first_line
 from tidegate.postgres.identifiers import column_list
 from tidegate.sources.horizon import CursorColumn, readable
 
@@ -41,7 +41,14 @@ class PostgresSource:
 
     @property
     def relation(self) -> sql.Composable:
-        return readable(self.table, self.where)
+        return readable(self.table, self.where, self.read_columns)
+
+    @property
+    def read_columns(self) -> tuple[str, ...]:
+        """Every column that is loaded, or needed to order and tell apart what is."""
+        cursor = () if self.cursor is None else (self.cursor.name,)
+        names = (*(column.name for column in self.columns), *self._splits, *cursor)
+        return tuple(dict.fromkeys(names))
 
     @property
     def ordered_by(self) -> CursorColumn:
@@ -377,7 +384,7 @@ def _fits(text: str, cursor_type: CursorType) -> bool:
 def snapshot(connection: Connection) -> Iterator[str]:
     """Hold one snapshot of the source and give its exported name, for any number of readers."""
     try:
-        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        begin_read_only(connection)
         row = connection.execute("SELECT pg_export_snapshot()").fetchone()
     except psycopg.Error as error:
         raise SourceError(

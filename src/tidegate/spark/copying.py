@@ -17,7 +17,7 @@ from tidegate.errors import LoadError, TidegateError
 from tidegate.failpoints import reach
 from tidegate.model.load import StagedWrite
 from tidegate.model.staging import new_write_id, staging_table
-from tidegate.postgres.connect import Connection, connect
+from tidegate.postgres.connect import READER, Connection, begin_read_only, connect
 from tidegate.spark.outcome import (
     OUTCOME_SCHEMA,
     collect_writes,
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-READER = "tidegate read"
 _BLOCK_BYTES = 1 << 18
 
 
@@ -86,7 +85,7 @@ class SnapshotReader:
     def open(self, sessions: Sessions) -> Connection:
         """A session of the task that sees the snapshot."""
         connection = sessions.get(self.conninfo, "the source", READER)
-        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        begin_read_only(connection)
         connection.execute(
             sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(self.snapshot))
         )

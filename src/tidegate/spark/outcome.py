@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 OUTCOME_SCHEMA = "copy int, write_id string, rows bigint, kind string, message string, hint string"
 
+_CARRIED = "tidegate failed: "
 _KINDS: dict[str, type[TidegateError]] = {
     kind.__name__: kind
     for kind in (ConnectionFailed, DestinationError, LoadError, SourceError, TransformError)
@@ -45,6 +47,22 @@ def failure(error: BaseException, side: str) -> dict[str, Any]:
         found = LoadError(f"staging failed: {type(error).__name__}: {error}")
     kind = next((name for name, known in _KINDS.items() if isinstance(found, known)), "LoadError")
     return {"kind": kind, "message": found.message, "hint": found.hint}
+
+
+class Carried(Exception):
+    """A failure on its way through Spark, which hands on nothing but the text of an exception."""
+
+    def __init__(self, outcome: dict[str, Any]) -> None:
+        super().__init__(f"{_CARRIED}{json.dumps(outcome)}")
+
+
+def carried_failure(error: BaseException) -> TidegateError | None:
+    """The failure that a task sent through Spark, if there is one in what Spark says."""
+    start = str(error).find(_CARRIED)
+    if start < 0:
+        return None
+    outcome, _ = json.JSONDecoder().raw_decode(str(error), start + len(_CARRIED))
+    return _KINDS[outcome["kind"]](outcome["message"], outcome["hint"])
 
 
 def outcome_batches(*outcomes: dict[str, Any]) -> Iterator[pa.RecordBatch]:

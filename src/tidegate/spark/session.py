@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.errors import TidegateError
 from tidegate.settings import SparkSettings
+from tidegate.spark.java import choose_java
+from tidegate.spark.logs import keep_off_the_terminal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,9 +85,12 @@ class SparkSessions:
     def _start(self) -> SparkSession:
         logs = self._state / "logs"
         logs.mkdir(parents=True, exist_ok=True)
+        if self._settings.remote is None:
+            _provide_java()
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         self._configure_logging(logs)
+        keep_off_the_terminal(logs / "spark-python.log")
         with _stderr_to(logs / "spark-console.log"):
             try:
                 return self._build()
@@ -136,6 +141,22 @@ def tagged(session: SparkSession, attempt_id: str) -> Iterator[None]:
 
 def _tag(attempt_id: str) -> str:
     return f"tidegate-{attempt_id}"
+
+
+def _provide_java() -> None:
+    """See that the JVM can start, before Spark fails with its own words."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ or _jvm_runs():
+        return
+    java = choose_java(os.environ)
+    if java.complaint is not None:
+        raise TidegateError(f"Spark cannot start: {java.complaint}", java.fix)
+    if java.home is not None:
+        os.environ["JAVA_HOME"] = str(java.home)
+
+
+def _jvm_runs() -> bool:
+    context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
+    return getattr(context, "_gateway", None) is not None
 
 
 def _is_local(master: str | None) -> bool:

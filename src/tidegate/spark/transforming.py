@@ -14,6 +14,8 @@ from tidegate.postgres.types import postgres_type
 from tidegate.spark.copying import SnapshotReader, StagingPlace
 from tidegate.spark.outcome import (
     OUTCOME_SCHEMA,
+    Carried,
+    carried_failure,
     collect_writes,
     failure,
     only,
@@ -36,7 +38,7 @@ def read_frame(
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for index in batch.column(0).to_pylist():
-                yield from _read_share(reader, index, columns)
+                yield from _read_share_or_tell(reader, index, columns)
 
     return spark.range(0, count, 1, count).mapInArrow(work, schema)
 
@@ -48,6 +50,9 @@ def apply_transform(function: Callable[[Any], Any], frame: DataFrame, sync_name:
     except TidegateError:
         raise
     except Exception as error:
+        carried = carried_failure(error)
+        if carried is not None:
+            raise carried from error
         raise TransformError(
             f"the transformation of sync {sync_name} failed: {type(error).__name__}: "
             f"{_first_line(error)}",
@@ -103,10 +108,27 @@ def stage_frame(frame: DataFrame, place: StagingPlace, sync_name: str) -> tuple[
     except TidegateError:
         raise
     except Exception as error:
+        carried = carried_failure(error)
+        if carried is not None:
+            raise carried from error
         raise TransformError(
             f"the transformation of sync {sync_name} failed while it ran: {_cause(error)}",
             "correct the function and run again; nothing was published",
         ) from error
+
+
+def _read_share_or_tell(
+    reader: SnapshotReader, index: int, columns: Sequence[tuple[str, str]]
+) -> Iterator[pa.RecordBatch]:
+    """What goes wrong with the source is not the transformation's fault, and must not look so."""
+    import adbc_driver_postgresql.dbapi as adbc
+
+    try:
+        yield from _read_share(reader, index, columns)
+    except adbc.Error as error:
+        raise Carried(_adbc_failure(error, "source")) from None
+    except TidegateError as error:
+        raise Carried(failure(error, "source")) from None
 
 
 def _read_share(
@@ -141,14 +163,16 @@ def _equal_in_spark(column: pa.Array, field: pa.Field) -> pa.Array:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    hint = "load it without a transformation, or read a view that turns it into something else"
+    hint = "read a view that casts the column to text, or leave it out"
     if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
         plain = column.cast(pa.int64() if column.type.bit_width == 64 else pa.int32())
         lowest = pc.min(plain).as_py()
         # Both infinities arrive far below 4713 BC, where Postgres' own times begin.
         if lowest is not None and lowest < -(2 ** (column.type.bit_width - 4)):
             raise SourceError(
-                f"column {field.name} holds infinity, which Spark does not know", hint
+                f"column {field.name} holds infinity or a time beyond the year 294246, which "
+                "Spark does not know",
+                hint,
             )
     if column.type == field.type:
         return column
@@ -156,7 +180,7 @@ def _equal_in_spark(column: pa.Array, field: pa.Field) -> pa.Array:
         return column.cast(field.type)
     except pa.ArrowInvalid as error:
         raise SourceError(
-            f"column {field.name} holds a value that Spark's type cannot: {_first_line(error)}",
+            f"column {field.name} holds a value that Spark does not know: {_first_line(error)}",
             hint,
         ) from None
 
@@ -194,19 +218,19 @@ def _write_share(
             cursor.close()
         reach("stage.written")
     except adbc.Error as error:
-        return _adbc_failure(error)
+        return _adbc_failure(error, "destination")
     except Exception as error:
         return failure(error, "destination")
     return {"write_id": write_id, "rows": rows}
 
 
-def _adbc_failure(error: Any) -> dict[str, Any]:
+def _adbc_failure(error: Any, side: str) -> dict[str, Any]:
     """ADBC's errors carry the SQLSTATE; psycopg knows which error of its own that is."""
     import psycopg
 
     state = getattr(error, "sqlstate", None)
     known = psycopg.errors.lookup(state) if state else psycopg.OperationalError
-    return failure(known(_first_line(error)), "destination")
+    return failure(known(_first_line(error)), side)
 
 
 def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

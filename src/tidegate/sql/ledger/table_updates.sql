@@ -29,10 +29,10 @@ VALUES (%(update_id)s, %(target)s, %(inserted)s)
 ON CONFLICT DO NOTHING
 
 -- name: list_markers
--- The newest markers, of one table or of all.
+-- The newest markers, of one table or of all; those that count for a table are those that exist.
 SELECT update_id, target_table, inserted::text
 FROM {markers}
-WHERE %(target)s::text IS NULL OR target_table = %(target)s
+WHERE %(targets)s::text[] IS NULL OR target_table = ANY(%(targets)s) OR target_table IS NULL
 ORDER BY inserted DESC NULLS LAST, update_id
 LIMIT %(limit)s
 
