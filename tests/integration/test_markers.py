@@ -250,6 +250,14 @@ def test_a_marker_table_may_be_named_with_its_schema(
     assert database.value("SELECT update_id FROM other.done") == "u"
 
 
+def test_a_marker_table_in_a_schema_that_is_not_there_is_refused(
+    database: Database, make_markers: MakeMarkers
+) -> None:
+    markers = make_markers(marker_table="other.done")
+    with pytest.raises(DestinationError, match=r"marker table other\.done cannot be made"):
+        markers.ledger.ensure()
+
+
 def test_the_database_s_clock_stamps_unless_the_client_s_is_asked_for(
     database: Database, make_markers: MakeMarkers
 ) -> None:

@@ -6,14 +6,16 @@ import json
 import subprocess
 import sys
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from psycopg.conninfo import make_conninfo
 
 import tidegate as tg
 from integration.conftest import MakePlace, MakeProject, Place
 from tidegate.control.jobs import Jobs
 from tidegate.control.workers import Worker, Workers
-from tidegate.errors import BusyError
+from tidegate.errors import BusyError, LoadError
 from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.identity import load_update_id, resource_name
 from tidegate.model.job import JobRequest
@@ -364,3 +366,38 @@ def test_the_result_can_be_opened_from_any_folder_of_the_project(make_place: Mak
     project = tg.open(place.folder / "deep" / "er")
     assert project.name == "shop"
     assert json.loads(json.dumps(sorted(project.syncs))) == ["orders"]
+
+
+def test_a_marker_without_its_watermark_is_told_instead_of_met_for_ever(
+    make_project: MakeProject,
+) -> None:
+    project, place = make_project({**COUNTED, "null_cursor": "raise", "batch_rows": 2})
+    count(place, 1, 2, 3)
+    project.run("orders", max_batches=1)
+    place.target.execute("DELETE FROM tidegate.etl_state", "DELETE FROM raw.orders")
+    with pytest.raises(LoadError, match="but no watermark says that it is loaded") as raised:
+        project.run("orders")
+    (update_id,) = markers(place)
+    assert f"tidegate marker forget warehouse:raw.orders {update_id}" in str(raised.value)
+
+
+def test_a_role_that_may_read_some_columns_only_loads_those(make_project: MakeProject) -> None:
+    chosen = {"columns": ["id", "updated_at"], "where": "id > 5", "partitions": 3}
+    project, place = make_project({**ORDERS, **chosen}, databases=2)
+    seed(place)
+    role = f"reader_{uuid4().hex[:8]}"
+    place.source.execute(
+        f"CREATE ROLE {role} LOGIN PASSWORD 'x'",
+        f"GRANT SELECT (id, updated_at) ON orders TO {role}",
+        f"GRANT pg_read_all_stats TO {role}",
+    )
+    file = place.folder / "tidegate.toml"
+    limited = make_conninfo(place.source.conninfo, user=role, password="x", passfile="none")
+    text = file.read_text(encoding="utf-8")
+    before, after = (f"shop = {json.dumps(one)}" for one in (place.source.conninfo, limited))
+    assert before in text
+    file.write_text(text.replace(before, after), encoding="utf-8")
+    try:
+        assert place.open(project.context.spark).run("orders").rows == 5
+    finally:
+        place.source.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")

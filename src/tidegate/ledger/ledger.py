@@ -78,6 +78,11 @@ class Ledger:
     def _create(self, connection: Connection) -> None:
         try:
             self._run(connection)
+        except pg.InvalidSchemaName as error:
+            raise DestinationError(
+                f"the marker table {self.marker_table} cannot be made: {first_line(error)}",
+                "create its schema, or set ledger.marker_table without one",
+            ) from None
         except pg.InsufficientPrivilege as error:
             user = connection.info.user
             raise DestinationError(

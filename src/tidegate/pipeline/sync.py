@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tidegate.destinations.postgres import PostgresDestination
-from tidegate.errors import DeclarationError, WatermarkMoved
+from tidegate.errors import DeclarationError, LoadError, WatermarkMoved
 from tidegate.failpoints import reach
 from tidegate.ledger.fences import Fence
 from tidegate.ledger.watermarks import Watermarks
@@ -168,6 +168,8 @@ class SyncWork:
                 check_alive=self.attempt.check_alive,
             )
             result = load.run(self.connection, snapshot_name, plan, watermark)
+        if result.already:
+            self._check_moved(plan)
         if batch.kind is not BatchKind.LOOKBACK or batch.high == watermark.value:
             # Of a lookback in pieces only the last one makes the whole of it known.
             for kind, known in self.outcome.fingerprints.items():
@@ -176,6 +178,16 @@ class SyncWork:
         self.outcome.loads.append(result)
         self.step(result)
         return not batch.is_last
+
+    def _check_moved(self, plan: LoadPlan) -> None:
+        """A marker without its watermark would be met again and again."""
+        if self._watermark().version <= plan.version:
+            target = f"{self.sync.target.connection}:{self.destination.relation}"
+            raise LoadError(
+                f"{target} has a marker for {plan.update_id}, but no watermark says that it is "
+                "loaded: one of them was removed by hand",
+                f"if its rows are not there: tidegate marker forget {target} {plan.update_id}",
+            )
 
     def _plan(self, batch: Batch, watermark: Watermark) -> LoadPlan:
         identity = f"{database_identity(self.connection)}/{self.sync.source.relation}"

@@ -21,8 +21,6 @@ from tidegate.postgres.connect import Connection
 from tidegate.runtime.attempt import raise_fence
 from tidegate.runtime.claiming import claim_table, table_resource
 
-_SUBMIT_TRIES = 3
-
 
 @dataclass(frozen=True, slots=True)
 class Hold:

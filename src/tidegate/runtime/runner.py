@@ -83,7 +83,12 @@ class Runner:
 
     def run(self, sync: Sync, options: RunOptions | None = None) -> RunReport:
         """Run one sync to its horizon; refuses bad declarations before anything is written."""
-        options = options or RunOptions()
+        try:
+            return self._run(sync, options or RunOptions())
+        except psycopg.Error as error:
+            raise translate(error, f"sync {sync.name}") from error
+
+    def _run(self, sync: Sync, options: RunOptions) -> RunReport:
         context = self._context
         with context.databases.connect(sync.source.connection, "tidegate source") as source_session:
             source = resolve_source(source_session, sync)
