@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import load, many
+from benchmarks import load, many, wide
 from benchmarks.report import Report
 
 
@@ -14,11 +14,19 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--memory-rows", type=int, default=10_000_000, help="0 leaves it out")
     parser.add_argument("--tables", type=int, default=200, help="0 leaves them out")
+    parser.add_argument("--without-dlt", action="store_true", help="leave dlt out")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     report = Report()
     print(f"load of {options.rows:,} rows x 13 columns, Postgres to Postgres, Spark warm")
-    load.run(report, rows=options.rows, memory_rows=options.memory_rows, repeats=options.repeats)
+    load.run(
+        report,
+        rows=options.rows,
+        memory_rows=options.memory_rows,
+        repeats=options.repeats,
+        with_dlt=not options.without_dlt,
+    )
+    wide.run(report, repeats=options.repeats)
     if options.tables:
         many.run(report, tables=options.tables, rows=1_000)
     if report.missed:

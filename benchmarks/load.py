@@ -10,6 +10,7 @@ from pathlib import Path
 from psycopg.conninfo import conninfo_to_dict
 
 from benchmarks import floor, memory, spark_jdbc
+from benchmarks.dlt_side import DltSide
 from benchmarks.report import Report
 from benchmarks.shop import (
     agrees,
@@ -18,6 +19,7 @@ from benchmarks.shop import (
     make_source,
     make_target,
 )
+from tidegate.postgres.connect import Connection
 from tidegate.project import Project
 
 SETTINGS = """
@@ -51,7 +53,7 @@ def best(repeats: int, prepare: Callable[[], None], work: Callable[[], object]) 
     return min(times)
 
 
-def run(report: Report, *, rows: int, memory_rows: int, repeats: int) -> None:
+def run(report: Report, *, rows: int, memory_rows: int, repeats: int, with_dlt: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as name:
         folder = Path(name)
         (folder / "tidegate.toml").write_text(
@@ -59,7 +61,7 @@ def run(report: Report, *, rows: int, memory_rows: int, repeats: int) -> None:
         )
         project = Project.open(folder)
         try:
-            _speed(project, report, rows, repeats)
+            _speed(project, report, rows, repeats, with_dlt=with_dlt)
             project.close()
             if memory_rows:
                 _memory(project, report, folder, rows, memory_rows)
@@ -68,7 +70,7 @@ def run(report: Report, *, rows: int, memory_rows: int, repeats: int) -> None:
             project.context.databases.embedded.stop()
 
 
-def _speed(project: Project, report: Report, rows: int, repeats: int) -> None:
+def _speed(project: Project, report: Report, rows: int, repeats: int, *, with_dlt: bool) -> None:
     databases = project.context.databases
     server = databases.embedded
     with project.connect("shop") as source, project.connect("warehouse") as target:
@@ -104,6 +106,8 @@ def _speed(project: Project, report: Report, rows: int, repeats: int) -> None:
                 work(None)  # warm
             first[side] = best(repeats, prepare, lambda work=work: work(None))  # type: ignore[misc]
             report.note(f"first load, {side}: {first[side]:.2f} s")
+        if with_dlt:
+            _beside_dlt(project, report, target, repeats, first["tidegate"])
         report.ratio("first load / floor", first["tidegate"] / first["floor"], at_most=1.6)
         report.ratio("JDBC / first load", first["jdbc"] / first["tidegate"], at_least=1.5)
 
@@ -122,6 +126,25 @@ def _speed(project: Project, report: Report, rows: int, repeats: int) -> None:
         report.ratio("JDBC / load and change", both["jdbc"] / both["tidegate"], at_least=1.5)
         nothing = min(timed(lambda: project.run("orders")) for _ in range(3))
         report.value("nothing changed, warm", nothing, "s", at_most=0.5)
+
+
+def _beside_dlt(
+    project: Project, report: Report, target: Connection, repeats: int, ours: float
+) -> None:
+    """The same table, the same server, the same run; the best of as many tries as ours."""
+    databases = project.context.databases
+    times = []
+    settings: object = None
+    for _ in range(repeats):
+        target.execute("DROP SCHEMA IF EXISTS dlt_side, dlt_side_staging CASCADE")
+        target.execute("CHECKPOINT")
+        addresses = [databases.portable_conninfo(name) for name in ("shop", "warehouse")]
+        with DltSide(addresses[0], addresses[1]) as dlt:
+            settings = dlt.settings
+            times.append(dlt.run())
+    report.note(f"dlt as it is set up: {settings}")
+    report.note(f"first load, dlt: {min(times):.2f} s")
+    report.ratio("dlt / first load", min(times) / ours, at_least=1.5)
 
 
 def _memory(project: Project, report: Report, folder: Path, rows: int, memory_rows: int) -> None:
