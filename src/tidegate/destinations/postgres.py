@@ -16,6 +16,7 @@ from psycopg import sql
 from tidegate.destinations import merge
 from tidegate.destinations.apply import Application, Applied
 from tidegate.destinations.drift import find_evolution
+from tidegate.destinations.enums import refuse_unknown_values
 from tidegate.destinations.evolution import LOCK_SECONDS, Evolution, Evolver
 from tidegate.destinations.quarantine import passing_rows, set_aside
 from tidegate.destinations.target import (
@@ -155,14 +156,16 @@ class PostgresDestination:
     def check(
         self, shape: Shape, writes: Sequence[StagedWrite], fence: Fence, rules: Rules
     ) -> None:
-        """Verify what was staged: all there, no key missing, none twice."""
+        """Verify what was staged: all there, known to its enums, no key missing, none twice."""
         if not writes:
             return
         with self.open() as connection:
             self._check_counts(connection, writes, fence)
+            rows = merge.staged_rows(self._tables(writes, fence), shape, cast=False)
+            fitted = fit_shape(connection, physical_table(self.relation, shape, rules), shape)
+            refuse_unknown_values(connection, self.relation, rows, fitted)
             if not shape.key:
                 return
-            rows = merge.staged_rows(self._tables(writes, fence), shape, cast=False)
             missing = connection.execute(merge.null_key_statement(rows, shape)).fetchone()
             if missing and missing[0]:
                 raise DestinationError(
