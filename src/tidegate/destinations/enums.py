@@ -19,11 +19,10 @@ def refuse_unknown_values(
 
     They are not added: where a value stands in the order of its type is for a person to say.
     """
-    for column in shape.columns:
-        if column.staged_type != "text":
-            continue
-        labels = _labels(connection, column.target_type)
-        if not labels:
+    texts = [column for column in shape.columns if column.staged_type == "text"]
+    known = _labels(connection, [column.target_type for column in texts])
+    for column in texts:
+        if column.target_type not in known:
             continue
         unknown = connection.execute(
             sql.SQL(
@@ -32,7 +31,7 @@ def refuse_unknown_values(
             ).format(
                 name=sql.Identifier(column.name),
                 rows=rows,
-                labels=sql.Literal(labels),
+                labels=sql.Literal(known[column.target_type]),
                 limit=sql.Literal(_SHOWN),
             )
         ).fetchall()
@@ -50,9 +49,11 @@ def refuse_unknown_values(
             )
 
 
-def _labels(connection: Connection, type_name: str) -> list[str]:
+def _labels(connection: Connection, types: list[str]) -> dict[str, list[str]]:
+    """The values of each type that is an enum."""
     rows = connection.execute(
-        "SELECT enumlabel FROM pg_enum WHERE enumtypid = to_regtype(%s) ORDER BY enumsortorder",
-        (type_name,),
+        "SELECT name, array_agg(enumlabel::text) FROM unnest(%s::text[]) AS name"
+        " JOIN pg_enum ON enumtypid = to_regtype(name) GROUP BY name",
+        (list(dict.fromkeys(types)),),
     )
-    return [label for (label,) in rows]
+    return dict(rows.fetchall())
