@@ -41,8 +41,8 @@ def test_the_target_follows_its_source_step_by_step(shop: tuple[Project, Any]) -
     plan = plan_one(place.open())
     assert contents(place.target) == before
     assert plan.target_table.alter == (
-        'ALTER TABLE "raw"."orders" ADD COLUMN IF NOT EXISTS "note" text, '
-        'ALTER COLUMN "total" TYPE numeric(12,2)',
+        'ALTER TABLE "raw"."orders" ALTER COLUMN "total" TYPE numeric(12,2), '
+        'ADD COLUMN IF NOT EXISTS "note" text',
     )
     assert any("column note text is new and is added to raw.orders" in w for w in plan.warnings)
     said = tidegate(place.folder, "plan", "orders").out
