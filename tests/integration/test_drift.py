@@ -331,6 +331,12 @@ def test_a_change_beside_an_incompatible_one_is_not_made_alone(target: Target) -
     assert "column n was integer and is text now" in said
 
 
+def test_a_target_that_cannot_take_the_rows_anyway_is_not_changed_first(target: Target) -> None:
+    name = target.harness.destination.relation.name
+    target.harness.database.execute(f"ALTER TABLE raw.{name} DROP CONSTRAINT {name}_pkey")
+    assert "it has no unique index" in target.refused(columns(BEFORE + ", x integer"), EVOLVE)
+
+
 def test_a_renamed_column_is_added_and_the_old_one_stays(target: Target) -> None:
     shape = columns("id integer, title text, n integer, c bigint")
     notes = target.load(shape, (2, "B", 2, 2))

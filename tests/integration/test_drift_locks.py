@@ -99,8 +99,8 @@ def test_a_long_reader_is_named_and_nobody_queues_behind_us_for_long(
     assert readers.error is None
     assert readers.reads > 0
     assert took > 4 * LOCK_SECONDS
-    # It asks several times, each time shortly: a reader waits for one of them at most.
-    assert readers.slowest < took / 2
+    # A reader waits for one of our tries at most; the rest is what a busy machine takes.
+    assert readers.slowest < LOCK_SECONDS + 1.5
     assert raised.value.exit_code == 75
     assert f"process {pid} of postgres (long report), idle in transaction" in str(raised.value)
     assert "nothing was loaded" in str(raised.value)
@@ -131,6 +131,30 @@ def test_readers_go_on_while_the_target_changes(harness: PostgresHarness) -> Non
             pass
     assert readers.error is None
     assert has_changed(harness)
+
+
+def test_a_view_is_locked_before_its_table_as_its_readers_do(database: Database) -> None:
+    """The other way round, a reader of the view and we would wait for each other."""
+    shape = make_shape(BEFORE, "id", "c", unique=True)
+    harness = PostgresHarness(database, shape, Rules(mode=Mode.APPEND))
+    longer = make_shape(BEFORE + ", x text", "id", "c", unique=True)
+    changing = threading.Thread(
+        target=harness.destination.prepare, args=(longer, harness.watermark(), harness.rules)
+    )
+    held = (
+        f"SELECT EXISTS (SELECT FROM pg_locks g WHERE g.pid = w.pid AND g.granted AND g.mode ="
+        f" w.mode AND g.relation = '{harness.table}'::regclass) FROM pg_locks w WHERE NOT w.granted"
+        f" AND w.mode = 'AccessExclusiveLock' AND w.relation = '{harness.physical}'::regclass"
+    )
+    with psycopg.connect(database.conninfo) as reader, database.connect() as watcher:
+        reader.execute(f"SELECT FROM {harness.physical}")
+        changing.start()
+        seen = None
+        while changing.is_alive() and seen is None:
+            seen = watcher.execute(held).fetchone()  # type: ignore[arg-type]
+        reader.rollback()
+    changing.join()
+    assert seen == (True,)
 
 
 def test_a_role_that_does_not_own_the_target_is_told_what_to_run(database: Database) -> None:
