@@ -60,6 +60,7 @@ def sync(
     after_sql: str | Sequence[str] | None = None,
     checks: Mapping[str, str] | None = None,
     reject_limit: float | str | None = None,
+    drift: str | None = None,
 ) -> Callable[[Transform], Transform]:
     """Declare a sync whose rows pass through the decorated function; its name is the sync's.
 

@@ -8,6 +8,7 @@ TidegateError
 ├── ConnectionFailed          a database cannot be reached or refuses us
 ├── DestinationError          the destination cannot take the rows
 │   ├── TargetGone            the target was dropped or emptied under its watermark
+│   ├── DriftRefused          the source's columns changed, and the target does not follow
 │   ├── ChecksFailed          more rows fail their checks than the declaration allows
 │   └── StagingLost           staged rows vanished before publishing; stage again
 ├── SourceError               the source cannot be read as declared
@@ -77,6 +78,10 @@ class DestinationError(TidegateError):
 
 class TargetGone(DestinationError):
     """The target was dropped or emptied while its watermark remains."""
+
+
+class DriftRefused(DestinationError):
+    """The source's columns changed in a way that the target does not follow."""
 
 
 class ChecksFailed(DestinationError):

@@ -17,6 +17,8 @@ POINTS = (
     "job.claimed",
     "fence.raised",
     "batch.planned",
+    "evolve.changed",
+    "evolve.done",
     "stage.write",
     "stage.written",
     "stage.done",

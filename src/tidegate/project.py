@@ -20,7 +20,7 @@ from tidegate.model.cursor import NullPolicy
 from tidegate.model.job import SYNC
 from tidegate.model.load import LoadResult
 from tidegate.model.relation import Endpoint, Relation
-from tidegate.model.rules import Check, Duplicates, Mode
+from tidegate.model.rules import Check, Drift, Duplicates, Mode
 from tidegate.model.sync import Sync
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import nearest
@@ -221,6 +221,7 @@ class Project:
             after_sql=values.after_sql,
             checks=tuple(Check(*one) for one in values.checks.items()),
             reject_limit=values.reject_limit,
+            drift=Drift(values.drift),
             transform=transform,
         )
 

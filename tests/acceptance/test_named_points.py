@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+import psycopg
 import pytest
 
 from acceptance.conftest import LOCAL, MakeScene
@@ -15,7 +16,11 @@ from tidegate.failpoints import POINTS
 IN_WORKERS = ("stage.write", "stage.written")
 # A run does not pass these.
 ELSEWHERE = ("adopt.moved", "adopt.committed")
-IN_PROCESS = tuple(point for point in POINTS if point not in IN_WORKERS + ELSEWHERE)
+# These are passed only when the target has to change.
+IN_EVOLUTION = ("evolve.changed", "evolve.done")
+IN_PROCESS = tuple(
+    point for point in POINTS if point not in (*IN_WORKERS, *ELSEWHERE, *IN_EVOLUTION)
+)
 
 
 def kill_at(scene: Scene, point: str, passage: int = 1) -> None:
@@ -32,6 +37,20 @@ def kill_at(scene: Scene, point: str, passage: int = 1) -> None:
 @pytest.mark.parametrize("point", IN_PROCESS)
 def test_killed_at_a_named_point_on_two_databases(make_scene: MakeScene, point: str) -> None:
     scene = make_scene(2)
+    kill_at(scene, point)
+    scene.run()
+    scene.assert_exact()
+    scene.assert_swept()
+
+
+@pytest.mark.parametrize("point", IN_EVOLUTION)
+def test_killed_while_the_target_follows_its_source(make_scene: MakeScene, point: str) -> None:
+    scene = make_scene(2)
+    scene.run()
+    with psycopg.connect(scene.source, autocommit=True) as connection:
+        connection.execute("ALTER TABLE orders ADD extra text, ALTER total TYPE numeric(14,2)")
+        connection.execute("UPDATE orders SET extra = id::text, updated_at = now()")
+    scene.columns += ("extra",)
     kill_at(scene, point)
     scene.run()
     scene.assert_exact()

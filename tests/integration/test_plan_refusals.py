@@ -29,7 +29,7 @@ def test_every_refusal_is_listed_and_the_rest_is_planned(make_place: Any) -> Non
         {**ORDERS, "name": "good"},
         {**ORDERS, "name": "no_table", "source": "shop:public.ordres", "target": "warehouse:a"},
         {**ORDERS, "name": "no_column", "cursor": "update_at", "target": "warehouse:b"},
-        {**ORDERS, "name": "no_mode", "mode": "append", "target": "warehouse:c"},
+        {**ORDERS, "name": "no_mode", "changes": "cdc", "target": "warehouse:c"},
     )
     place.source.execute(*CREATE)
     done = subprocess.run(
@@ -110,8 +110,8 @@ def test_a_watermark_left_by_another_kind_of_cursor_is_refused(
     place.source.execute(*CREATE, FILL)
     project.run("orders")
     other = make_place({**ORDERS, "cursor": "id"}, beside=place)
-    assert "but cursor id is a bigint" in refusal(other.open())
-    with pytest.raises(DeclarationError, match="but cursor id is a bigint"):
+    assert "its cursor was updated_at and is now id" in refusal(other.open())
+    with pytest.raises(DeclarationError, match="its cursor was updated_at and is now id"):
         other.open().run("orders")
     assert project.watermark("orders").value == "2026-01-01 00:10:00+00"
 

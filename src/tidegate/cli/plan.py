@@ -67,7 +67,7 @@ def _lines(plan: SyncPlan) -> list[str]:
         ("guarantee", f"{plan.guarantee}: {plan.because}"),
         ("to load", _rows(plan)),
         ("target", _target(plan)),
-        *(("", f"  {column}") for column in plan.target_table.create),
+        *(("", f"  {part}") for part in plan.target_table.create or plan.target_table.alter),
         ("lock", _lock(plan)),
     ]
     shown = plan.statements[:_SHOWN_STATEMENTS]
@@ -135,6 +135,8 @@ def _seconds(seconds: float) -> str:
 
 
 def _target(plan: SyncPlan) -> str:
+    if plan.target_table.alter:
+        return "exists; before the next load it is changed by"
     if plan.target_table.exists:
         return "exists and can take the rows" if not plan.transformed else "exists"
     return "will be created" + (" with" if plan.target_table.create else "")

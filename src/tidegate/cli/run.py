@@ -134,6 +134,8 @@ def _print_load(sync: Sync, load: LoadResult) -> None:
         f"{sync.name}: {load.rows:,} rows, {load.changed:,} changed{rejected}, {load.batch}, "
         f"{load.seconds:.1f} s{already}"
     )
+    for note in load.notes:
+        print_line(f"{sync.name}: {note}")
 
 
 def _summary(sync: Sync, report: RunReport) -> str:
@@ -179,6 +181,7 @@ def _document(end: SyncEnd) -> dict[str, Any]:
         "rows": outcome.rows,
         "changed": outcome.changed,
         "rejected": outcome.rejected,
+        "notes": outcome.notes,
         "found_nothing": report.found_nothing,
         "watermark": outcome.watermark.value if outcome.watermark else None,
         "held_by": str(outcome.horizon.held_by)

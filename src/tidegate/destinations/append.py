@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from psycopg import errors as pg
 from psycopg import sql
 
@@ -62,17 +64,22 @@ def check_view(connection: Connection, relation: Relation) -> bool:
     return view is not None and raw is not None
 
 
-def create_view(connection: Connection, relation: Relation, shape: Shape) -> None:
-    """Make the view over the raw table, or make it anew when columns were added."""
-    statement = sql.SQL(
+def view_statement(relation: Relation, shape: Shape, columns: Sequence[str]) -> sql.Composed:
+    """The newest version of each row, with these columns of the raw table."""
+    return sql.SQL(
         "CREATE OR REPLACE VIEW {} AS SELECT DISTINCT ON ({}) {} FROM {} ORDER BY {}"
     ).format(
         qualified(relation),
         column_list(shape.key),
-        column_list(shape.names),
+        column_list(columns),
         qualified(raw_table(relation)),
         newest_first(shape),
     )
+
+
+def create_view(connection: Connection, relation: Relation, shape: Shape) -> None:
+    """Make the view over the raw table."""
+    statement = view_statement(relation, shape, shape.names)
     try:
         connection.execute(statement)
     except pg.UniqueViolation:

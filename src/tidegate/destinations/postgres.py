@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +15,12 @@ from psycopg import sql
 
 from tidegate.destinations import merge
 from tidegate.destinations.apply import Application, Applied
+from tidegate.destinations.drift import find_evolution
+from tidegate.destinations.enums import refuse_unknown_values
+from tidegate.destinations.evolution import LOCK_SECONDS, Evolution, Evolver
 from tidegate.destinations.quarantine import passing_rows, set_aside
 from tidegate.destinations.target import (
+    check_existing,
     check_present,
     ensure_target,
     fit_shape,
@@ -37,6 +41,7 @@ from tidegate.ledger.staging import Staging
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.cursor import CursorType
+from tidegate.model.drift import Loaded, record_columns
 from tidegate.model.load import Published, StagedWrite
 from tidegate.model.relation import Relation
 from tidegate.model.rules import Duplicates, Mode, Rules
@@ -113,27 +118,54 @@ class PostgresDestination:
             found = describe_table(connection, self.relation) is not None
             return found and not is_empty(connection, qualified(self.relation))
 
-    def prepare(self, shape: Shape, watermark: Watermark, rules: Rules) -> None:
-        """Make or check the target, before anything is staged."""
+    def prepare(
+        self,
+        shape: Shape,
+        watermark: Watermark,
+        rules: Rules,
+        *,
+        fence: Fence | None = None,
+        source_names: Collection[str] = (),
+    ) -> tuple[str, ...]:
+        """Make, evolve or check the target, before anything is staged; returns what to know."""
+        notes: tuple[str, ...] = ()
         with self.open() as connection:
             if rules.mode is not Mode.REPLACE:
                 check_present(connection, self.relation, watermark)
+            loaded = Loaded.recorded(watermark.declaration, source_names)
+            evolution = find_evolution(connection, self.relation, shape, rules, loaded)
+            if evolution is not None:
+                notes = evolution.notes
+                if evolution.is_needed:
+                    check_existing(connection, self.relation, shape, rules, evolution.table)
+                    self._evolve(evolution, fence)
             ensure_target(connection, self.relation, shape, rules)
             Watermarks(self.ledger).ensure(
-                connection, watermark.pipeline, str(self.relation), watermark.cursor_type
+                connection,
+                watermark.pipeline,
+                str(self.relation),
+                watermark.cursor_type,
+                {"columns": record_columns(shape)},
             )
+        return notes
+
+    def _evolve(self, evolution: Evolution, fence: Fence | None) -> None:
+        seconds = min(LOCK_SECONDS, self.lock_timeout_seconds)
+        Evolver(self.connect, self.fences, fence, seconds).evolve(evolution)
 
     def check(
         self, shape: Shape, writes: Sequence[StagedWrite], fence: Fence, rules: Rules
     ) -> None:
-        """Verify what was staged: all there, no key missing, none twice."""
+        """Verify what was staged: all there, known to its enums, no key missing, none twice."""
         if not writes:
             return
         with self.open() as connection:
             self._check_counts(connection, writes, fence)
+            rows = merge.staged_rows(self._tables(writes, fence), shape, cast=False)
+            fitted = fit_shape(connection, physical_table(self.relation, shape, rules), shape)
+            refuse_unknown_values(connection, self.relation, rows, fitted)
             if not shape.key:
                 return
-            rows = merge.staged_rows(self._tables(writes, fence), shape, cast=False)
             missing = connection.execute(merge.null_key_statement(rows, shape)).fetchone()
             if missing and missing[0]:
                 raise DestinationError(

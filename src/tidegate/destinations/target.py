@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from psycopg import sql
@@ -10,6 +9,7 @@ from psycopg import sql
 from tidegate.destinations import append
 from tidegate.destinations.create import create_table, create_versions
 from tidegate.destinations.quarantine import check_conditions, ensure_rejected
+from tidegate.destinations.widening import accepts
 from tidegate.errors import DestinationError, TargetGone
 from tidegate.model.column import RelationKind, Table
 from tidegate.model.relation import Relation
@@ -19,16 +19,6 @@ from tidegate.model.watermark import Watermark
 from tidegate.postgres.catalog import describe_table, is_empty
 from tidegate.postgres.connect import Connection
 from tidegate.postgres.identifiers import column_list, qualified
-
-_LENGTH = re.compile(r"\([0-9, -]+\)")
-# Postgres casts these without being asked, and digits get lost.
-_LOSSY = {
-    ("integer", "real"),
-    ("bigint", "real"),
-    ("bigint", "double precision"),
-    ("numeric", "real"),
-    ("numeric", "double precision"),
-}
 
 
 def ensure_target(connection: Connection, relation: Relation, shape: Shape, rules: Rules) -> None:
@@ -43,8 +33,14 @@ def ensure_target(connection: Connection, relation: Relation, shape: Shape, rule
     ensure_rejected(connection, relation, shape, rules)
 
 
-def check_existing(connection: Connection, relation: Relation, shape: Shape, rules: Rules) -> bool:
-    """Whether the target is there; refuses one that cannot take the rows."""
+def check_existing(
+    connection: Connection,
+    relation: Relation,
+    shape: Shape,
+    rules: Rules,
+    evolved: Table | None = None,
+) -> bool:
+    """Whether the target is there; refuses one that cannot take the rows, once it is `evolved`."""
     check_conditions(connection, shape, rules.checks)
     table = relation
     if is_versioned(shape, rules):
@@ -52,7 +48,7 @@ def check_existing(connection: Connection, relation: Relation, shape: Shape, rul
         if not append.check_view(connection, relation):
             return False
         table = append.raw_table(relation)
-    existing = describe_table(connection, table)
+    existing = evolved or describe_table(connection, table)
     if existing is None:
         return False
     check_target(connection, existing, shape, rules)
@@ -133,13 +129,13 @@ def check_target(connection: Connection, table: Table, shape: Shape, rules: Rule
             )
         elif existing.generated:
             problems.append(f"its column {column.name} is generated and cannot be loaded")
-        elif not _accepts(connection, existing.type, column.target_type):
+        elif not accepts(connection, existing.type, column.target_type):
             problems.append(
                 f"its column {column.name} is {existing.type}, the rows have {column.target_type}"
             )
     names = {*shape.names, *(append.ADDED if is_versioned(shape, rules) else ())}
-    for column_name, has_default in _required_columns(connection, table):
-        if column_name not in names and not has_default:
+    for column_name in _required_columns(connection, table):
+        if column_name not in names:
             problems.append(f"its column {column_name} is NOT NULL and nothing fills it")
     upserts = rules.mode in (Mode.MERGE, Mode.REPLACE) and bool(shape.key)
     if upserts and not any(set(unique) == set(shape.key) for unique in table.unique_keys):
@@ -174,42 +170,12 @@ def _cascades(connection: Connection, table: Table, rules: Rules) -> list[str]:
     ]
 
 
-def _required_columns(connection: Connection, table: Table) -> list[tuple[str, bool]]:
+def _required_columns(connection: Connection, table: Table) -> list[str]:
+    """The columns that every new row must bring."""
     rows = connection.execute(
-        "SELECT attname, atthasdef OR attidentity <> '' OR attgenerated <> '' FROM pg_attribute"
-        " WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped AND attnotnull",
+        "SELECT attname FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped"
+        " AND attnotnull AND NOT atthasdef AND attidentity = '' AND attgenerated = ''",
         (table.oid,),
     )
-    return [(name, has_default) for name, has_default in rows]
-
-
-def _accepts(connection: Connection, existing: str, incoming: str) -> bool:
-    """Whether values of one type go into a column of another without loss."""
-    if existing == incoming:
-        return True
-    base, incoming_base = _LENGTH.sub("", existing), _LENGTH.sub("", incoming)
-    if base == incoming_base:
-        return "(" not in existing or _holds(_digits(existing), _digits(incoming))
-    if "(" in existing or (incoming_base, base) in _LOSSY:
-        return False
-    row = connection.execute(
-        "SELECT EXISTS (SELECT FROM pg_cast WHERE castsource = to_regtype(%s)"
-        " AND casttarget = to_regtype(%s) AND castcontext = 'i')",
-        (incoming, existing),
-    ).fetchone()
-    return bool(row and row[0])
-
-
-def _holds(existing: list[int], incoming: list[int]) -> bool:
-    """Whether a length, or a precision with its scale, is no tighter than another."""
-    if len(existing) != len(incoming):
-        return False
-    if len(existing) == 2:
-        whole = existing[0] - existing[1] >= incoming[0] - incoming[1]
-        return whole and existing[1] >= incoming[1]
-    return existing >= incoming
-
-
-def _digits(type_name: str) -> list[int]:
-    inside = type_name.partition("(")[2].partition(")")[0]
-    return [int(part) for part in inside.split(",") if part.strip().isdigit()]
+    columns = {name: table.column(name) for (name,) in rows}
+    return [name for name, column in columns.items() if column and column.not_null]

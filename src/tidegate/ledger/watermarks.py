@@ -59,11 +59,21 @@ class Watermarks:
         return [_watermark(row) for row in rows]
 
     def ensure(
-        self, connection: Connection, pipeline: str, table: str, cursor_type: str | None
+        self,
+        connection: Connection,
+        pipeline: str,
+        table: str,
+        cursor_type: str | None,
+        declaration: Mapping[str, Any] | None = None,
     ) -> None:
         connection.execute(
             self._statement("create_state"),
-            {"pipeline": pipeline, "table": table, "cursor_type": cursor_type},
+            {
+                "pipeline": pipeline,
+                "table": table,
+                "cursor_type": cursor_type,
+                "declaration": _json(declaration),
+            },
         )
 
     def move(

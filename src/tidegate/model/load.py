@@ -65,3 +65,5 @@ class LoadResult:
     seconds: float
     already: bool = False
     rejected: int = 0
+    notes: tuple[str, ...] = ()
+    """what the user should know about the target"""

@@ -40,11 +40,13 @@ class CursorPlan:
 
 @dataclass(frozen=True, slots=True)
 class TargetPlan:
-    """The target as it is; the columns of its CREATE TABLE when it does not exist yet."""
+    """The target as it is; what makes it, or what changes it before the next load."""
 
     exists: bool
     rows_present: bool
     create: tuple[str, ...] = ()
+    alter: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

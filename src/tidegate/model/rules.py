@@ -26,6 +26,15 @@ class Duplicates(StrEnum):
     NEWEST = "newest"
 
 
+class Drift(StrEnum):
+    """What happens when the columns of the source change."""
+
+    EVOLVE = "evolve"
+    """the target follows, as far as nothing is lost"""
+    FREEZE = "freeze"
+    """the load is refused"""
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """A condition that every row must meet, in the SQL of the destination; NULL counts as met."""
@@ -45,6 +54,7 @@ class Rules:
     checks: tuple[Check, ...] = ()
     reject_limit: float = 0.05
     """the share of a batch that may fail its checks"""
+    drift: Drift = Drift.EVOLVE
 
     def allowed_rejects(self, rows: int) -> int:
         """How many of so many rows may be set aside; one at least, unless none is allowed."""

@@ -9,7 +9,7 @@ from typing import Any
 from tidegate.model.cursor import NullPolicy
 from tidegate.model.identity import pipeline_name
 from tidegate.model.relation import Endpoint
-from tidegate.model.rules import Check, Duplicates, Mode, Rules
+from tidegate.model.rules import Check, Drift, Duplicates, Mode, Rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class Sync:
     after_sql: tuple[str, ...] = ()
     checks: tuple[Check, ...] = ()
     reject_limit: float = 0.05
+    drift: Drift = Drift.EVOLVE
     transform: Callable[[Any], Any] | None = None
 
     @property
@@ -60,4 +61,5 @@ class Sync:
             after_sql=self.after_sql,
             checks=self.checks,
             reject_limit=self.reject_limit,
+            drift=self.drift,
         )

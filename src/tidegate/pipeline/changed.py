@@ -19,9 +19,10 @@ from tidegate.sources.postgres import PostgresSource
 _INTEGERS = {CursorType.SMALLINT.value, CursorType.INTEGER.value, CursorType.BIGINT.value}
 
 
-def declaration(sync: Sync, source: PostgresSource) -> dict[str, Any]:
-    """What is remembered with the watermark, and may not change under it."""
+def declaration(sync: Sync, source: PostgresSource, columns: Any) -> dict[str, Any]:
+    """What is remembered with the watermark; of it, columns may drift and the rest may not."""
     return {
+        "columns": columns,
         "source": sync.source_name,
         "cursor": None if source.cursor is None else source.cursor.name,
         "key": list(source.key),
@@ -32,8 +33,8 @@ def refuse_changed(watermark: Watermark, source: PostgresSource, sync: Sync) -> 
     """Refuse to go on from a watermark that another source, cursor or key left."""
     if watermark.version == 0:
         return
-    now = declaration(sync, source)
     before = watermark.declaration or {}
+    now = declaration(sync, source, before.get("columns"))
     for name in ("source", "cursor", "key"):
         if name in before and before[name] != now[name]:
             raise DeclarationError(

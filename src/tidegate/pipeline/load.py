@@ -10,7 +10,9 @@ from tidegate.destinations.postgres import PostgresDestination, Publication
 from tidegate.errors import StagingLost
 from tidegate.failpoints import reach
 from tidegate.ledger.fences import Fence
+from tidegate.model.drift import record_columns
 from tidegate.model.load import LoadPlan, LoadResult, Published
+from tidegate.model.shape import Shape
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.changed import declaration
@@ -40,7 +42,8 @@ class Load:
     ) -> LoadResult:
         """Move one batch, read from the given snapshot, into the target."""
         started = time.monotonic()
-        published = self._stage_and_publish(connection, snapshot_name, plan, watermark)
+        notes: dict[str, None] = {}
+        published = self._stage_and_publish(connection, snapshot_name, plan, watermark, notes)
         self.destination.discard(self.fence.attempt_id)
         return LoadResult(
             update_id=plan.update_id,
@@ -50,14 +53,20 @@ class Load:
             seconds=time.monotonic() - started,
             already=published.already,
             rejected=published.rejected,
+            notes=tuple(notes),
         )
 
     def _stage_and_publish(
-        self, connection: Connection, snapshot_name: str, plan: LoadPlan, watermark: Watermark
+        self,
+        connection: Connection,
+        snapshot_name: str,
+        plan: LoadPlan,
+        watermark: Watermark,
+        notes: dict[str, None],
     ) -> Published:
         for attempt in range(1, _STAGE_TRIES + 1):
             try:
-                return self._try(connection, snapshot_name, plan, watermark)
+                return self._try(connection, snapshot_name, plan, watermark, notes)
             except StagingLost:
                 self.destination.discard(self.fence.attempt_id)
                 if attempt == _STAGE_TRIES:
@@ -65,13 +74,29 @@ class Load:
         raise AssertionError("unreachable")
 
     def _try(
-        self, connection: Connection, snapshot_name: str, plan: LoadPlan, watermark: Watermark
+        self,
+        connection: Connection,
+        snapshot_name: str,
+        plan: LoadPlan,
+        watermark: Watermark,
+        notes: dict[str, None],
     ) -> Published:
         rules = self.sync.rules
+
+        def prepare(shape: Shape) -> None:
+            found = self.destination.prepare(
+                shape,
+                watermark,
+                rules,
+                fence=self.fence,
+                source_names=self.source.table.column_names,
+            )
+            notes.update(dict.fromkeys(found))
+
         staged = stage_batch(
             Reading(self.context, self.sync, self.source, connection, snapshot_name, plan.batch),
             attempt_id=self.fence.attempt_id,
-            prepare=lambda shape: self.destination.prepare(shape, watermark, rules),
+            prepare=prepare,
         )
         reach("stage.done")
         self.check_alive()
@@ -90,6 +115,6 @@ class Load:
                 moved_by=self.actor,
                 remaining_seconds=self.remaining_seconds,
                 rules=rules,
-                declaration=declaration(self.sync, self.source),
+                declaration=declaration(self.sync, self.source, record_columns(staged.shape)),
             )
         )

@@ -15,6 +15,7 @@ from tidegate.control.jobs import Jobs
 from tidegate.destinations import merge
 from tidegate.destinations.apply import Application
 from tidegate.destinations.create import table_parts, version_parts
+from tidegate.destinations.drift import find_evolution
 from tidegate.destinations.quarantine import passing_rows
 from tidegate.destinations.target import (
     check_existing,
@@ -27,6 +28,7 @@ from tidegate.errors import ConnectionFailed, TidegateError
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.cursor import Guarantee
+from tidegate.model.drift import Loaded
 from tidegate.model.horizon import Horizon
 from tidegate.model.job import SYNC
 from tidegate.model.plan import CursorPlan, KeyPlan, ProjectPlan, Refusal, SyncPlan, TargetPlan
@@ -105,7 +107,8 @@ class _Planning:
         refuse_moved(context, self.sessions.control(), sync)
         refuse_other_plane(self.sessions, sync)
         shape = None if sync.transform else passthrough_shape(target, source)
-        target_plan = _plan_target(target, sync, shape, watermark)
+        loaded = Loaded.recorded(watermark.declaration, source.table.column_names)
+        target_plan = _plan_target(target, sync, shape, watermark, loaded)
         memory = self.sessions.memory(sync.pipeline)
         horizon = read_horizon(connection, source.cursor, memory, may_wait=False)
         stamp = read_stamp(connection, source)
@@ -122,6 +125,7 @@ class _Planning:
                 f"{sync.target} holds rows already and everything is loaded into it; to go on "
                 f"without that: tidegate adopt {sync.name}"
             )
+        warnings += target_plan.notes
         rate = self._rows_per_second()
         return SyncPlan(
             sync=sync.name,
@@ -257,19 +261,32 @@ def expected_parallelism(settings: SparkSettings) -> int:
 
 
 def _plan_target(
-    connection: Connection, sync: Sync, shape: Shape | None, watermark: Watermark
+    connection: Connection,
+    sync: Sync,
+    shape: Shape | None,
+    watermark: Watermark,
+    loaded: Loaded | None,
 ) -> TargetPlan:
     relation = sync.target.relation
     if sync.mode is not Mode.REPLACE:
         check_present(connection, relation, watermark)
     table = describe_table(connection, relation)
     exists = table is not None
+    evolution = None
     if shape is not None:
-        exists = check_existing(connection, relation, shape, sync.rules)
+        evolution = find_evolution(connection, relation, shape, sync.rules, loaded)
+        evolved = None if evolution is None else evolution.table
+        exists = check_existing(connection, relation, shape, sync.rules, evolved)
     if not exists:
         columns = () if shape is None else _definitions(connection, sync, shape)
         return TargetPlan(exists=False, rows_present=False, create=columns)
-    return TargetPlan(exists=True, rows_present=not is_empty(connection, qualified(relation)))
+    statements = [] if evolution is None else evolution.statements()
+    return TargetPlan(
+        exists=True,
+        rows_present=not is_empty(connection, qualified(relation)),
+        alter=tuple(statement.as_string(connection) for statement in statements),
+        notes=() if evolution is None else evolution.notes,
+    )
 
 
 def _definitions(connection: Connection, sync: Sync, shape: Shape) -> tuple[str, ...]:

@@ -70,6 +70,11 @@ class SyncOutcome:
     def rejected(self) -> int:
         return sum(load.rejected for load in self.loads)
 
+    @property
+    def notes(self) -> list[str]:
+        """What the loads had to say about the target, each thing once."""
+        return list(dict.fromkeys(note for load in self.loads for note in load.notes))
+
 
 @dataclass(slots=True)
 class SyncWork:
@@ -133,15 +138,17 @@ class SyncWork:
             return self._watermark()
         with self.destination.open() as connection, connection.transaction():
             self.destination.fences.lock(connection, self.attempt.fence)
+            current = self._watermark()
+            columns = (current.declaration or {}).get("columns")
             return Watermarks(self.destination.ledger).reset(
                 connection,
-                self._watermark(),
+                current,
                 None,
                 cursor_type=None if self.source.cursor is None else self.source.cursor.type,
                 new_generation=True,
                 moved_by=self.attempt.actor,
                 reason="full refresh",
-                declaration=declaration(self.sync, self.source),
+                declaration=declaration(self.sync, self.source, columns),
             )
 
     def _load_next(self, plan_batch: Callable[[Watermark, Horizon], Batch | None]) -> bool:

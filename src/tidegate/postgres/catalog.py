@@ -193,3 +193,11 @@ def is_empty(connection: Connection, relation: sql.Composable) -> bool:
         sql.SQL("SELECT NOT EXISTS (SELECT FROM {})").format(relation)
     ).fetchone()
     return bool(row[0])
+
+
+def partition_oids(connection: Connection, oid: int) -> list[int]:
+    """The partitions of a table, at every depth; none for a table that has none."""
+    rows = connection.execute(
+        "SELECT relid::oid FROM pg_partition_tree(%s) WHERE relid <> %s", (oid, oid)
+    )
+    return [found for (found,) in rows]

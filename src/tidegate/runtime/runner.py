@@ -225,6 +225,7 @@ def _result(outcome: SyncOutcome) -> dict[str, Any]:
         "rows": outcome.rows,
         "changed": outcome.changed,
         "rejected": outcome.rejected,
+        "notes": outcome.notes,
         "found_nothing": not outcome.loads,
         "watermark": outcome.watermark.value if outcome.watermark else None,
         "horizon": json.loads(json.dumps(horizon, default=str)),

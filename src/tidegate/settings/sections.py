@@ -125,6 +125,7 @@ class SyncDefaults(Section):
     partitions: values.Partitions | None = None
     schedule: values.Text | None = None
     reject_limit: values.Share = 0.05
+    drift: Literal["evolve", "freeze"] = "evolve"
 
     @property
     def settle_seconds(self) -> float:

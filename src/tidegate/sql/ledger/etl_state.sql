@@ -18,8 +18,8 @@ ORDER BY pipeline_name, table_name
 
 -- name: create_state
 -- Make the row that later moves compare against.
-INSERT INTO {schema}.etl_state (pipeline_name, table_name, cursor_type)
-VALUES (%(pipeline)s, %(table)s, %(cursor_type)s)
+INSERT INTO {schema}.etl_state (pipeline_name, table_name, cursor_type, declaration)
+VALUES (%(pipeline)s, %(table)s, %(cursor_type)s, %(declaration)s)
 ON CONFLICT DO NOTHING
 
 -- name: move_state
