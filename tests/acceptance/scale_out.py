@@ -56,7 +56,7 @@ def signed(batches: Iterator) -> Iterator:
 
 
 @tg.sync(source="source:public.orders", target="warehouse:raw.priced",
-         key=["region", "id"], cursor="updated_at", batch_rows=40, partitions=2)
+         key=["region", "id"], cursor="updated_at", batch_rows=60, partitions=1)
 def priced(df):
     small = df.select("region", "id", "status", "seq", "updated_at", cents("total", "region"),
                       F.date_format("updated_at", "HH:mm").alias("minute"))
@@ -77,10 +77,14 @@ RATES = {"north": 1, "south": 2, "Øst": 3, "o'west": 5}
 def rate(region):
     return RATES[region] * FACTOR
 """
+WORDS = """\
+def loud(word):
+    return word.upper() if isinstance(word, str) else None
+"""
 MODULES = {
     "rates.py": RATES,
     "money/__init__.py": "FACTOR = 1\n",
-    "money/words.py": "def loud(word):\n    return word.upper() if isinstance(word, str) else None\n",
+    "money/words.py": WORDS,
 }
 _RATES = {"north": 1, "south": 2, "Øst": 3, "o'west": 5}
 

@@ -55,7 +55,7 @@ class SparkSessions:
         self._settings = settings
         self._state = state_directory
         self._session: SparkSession | None = None
-        self._package: Path | None = None
+        self._sent: set[str] = set()
 
     @property
     def started(self) -> bool:
@@ -74,18 +74,14 @@ class SparkSessions:
         return int(self.get().sparkContext.defaultParallelism)
 
     def ship(self, code: UserCode) -> None:
-        """Let the workers import the user's modules, as they were when first sent."""
-        if not code.file.exists():
-            return
-        session, remote = self.get(), self._settings.remote is not None
-        if self._package is None or not remote:
-            self._package = self._package or code.pack()
-            ship(session, code, self._package, remote=remote)
+        """Let the workers import the user's modules."""
+        ship(self.get(), code, self._sent, remote=self._settings.remote is not None)
 
     def stop(self) -> None:
         if self._session is not None:
             self._session.stop()
-            self._session = self._package = None
+            self._session = None
+            self._sent.clear()
 
     def _start(self) -> SparkSession:
         logs = self._state / "logs"

@@ -10,7 +10,9 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from tidegate.errors import TransformError
 from tidegate.spark.outcome import spark_reason
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 _KEPT_PACKAGES = 20
 _CODE = "TIDEGATE_CODE"
+_packages: WeakKeyDictionary[ModuleType, Path] = WeakKeyDictionary()
+"""what lay beside each pipelines file when its functions were first sent"""
 _first_code: dict[str, str] = {}
 """what each Spark application of this process was sent first"""
 
@@ -73,21 +77,27 @@ class UserCode:
         return (path / "__init__.py").exists() or _was_imported(path)
 
 
-def ship(session: SparkSession, code: UserCode, package: Path, *, remote: bool) -> None:
+def ship(session: SparkSession, code: UserCode, sent: set[str], *, remote: bool) -> None:
     """Send the modules to the session's workers; what the pipelines file defines goes by value."""
     from pyspark import cloudpickle
 
-    if (module := sys.modules.get(code.module_name)) is not None:
-        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
-    try:
-        if remote or package.name not in (session.sparkContext._python_includes or ()):
+    module = sys.modules.get(code.module_name)
+    if module is None:
+        return
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    package = _packages.get(module)
+    if package is None:
+        package = _packages[module] = code.pack()
+    if package.name not in sent:
+        try:
             session.addArtifacts(str(package), pyfile=True)
-    except Exception as error:
-        raise TransformError(
-            f"the modules beside {code.file.name} cannot be sent to Spark's workers: "
-            f"{spark_reason(error)}",
-            "see that Spark answers, then run again; nothing was published",
-        ) from error
+        except Exception as error:
+            raise TransformError(
+                f"the modules beside {code.file.name} cannot be sent to Spark's workers: "
+                f"{spark_reason(error)}",
+                "see that Spark answers, then run again; nothing was published",
+            ) from error
+        sent.add(package.name)
     if not remote:
         _put_first(session, package.name)
 
@@ -100,8 +110,7 @@ def _put_first(session: SparkSession, name: str) -> None:
     context = session.sparkContext
     includes = context._python_includes
     assert includes is not None
-    includes.remove(name)
-    includes.append(name)
+    includes[:] = [*(other for other in includes if other != name), name]
     if _first_code.setdefault(context.applicationId, name) == name:
         context.environment.pop(_CODE, None)
     else:
