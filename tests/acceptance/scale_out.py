@@ -19,7 +19,7 @@ from functools import lru_cache
 
 import tidegate as tg
 from pyspark.sql import functions as F
-from pyspark.sql.types import LongType
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import rates
 
@@ -44,26 +44,17 @@ def louder(frames: Iterator) -> Iterator:
 
     for frame in frames:
         frame["status"] = frame["status"].map(loud)
-        yield frame
-
-
-def signed(batches: Iterator) -> Iterator:
-    import pyarrow as pa
-
-    for batch in batches:
-        here = pa.array([f"{os.getcwd()} {rates.__file__}"] * batch.num_rows, pa.string())
-        yield batch.append_column("place", here)
+        yield frame.assign(place=f"{os.getcwd()} {rates.__file__}")
 
 
 @tg.sync(source="source:public.orders", target="warehouse:raw.priced",
          key=["region", "id"], cursor="updated_at", batch_rows=60, partitions=1)
 def priced(df):
-    small = df.select("region", "id", "status", "seq", "updated_at", cents("total", "region"),
+    small = df.select("region", "id", "status", "seq", "updated_at",
+                      cents("total", "region").alias("cents"),
                       F.date_format("updated_at", "HH:mm").alias("minute"))
-    named = small.toDF("region", "id", "status", "seq", "updated_at", "cents", "minute")
-    loud = named.mapInPandas(louder, named.schema)
-    schema = ", ".join(f"{f.name} {f.dataType.simpleString()}" for f in loud.schema)
-    return loud.mapInArrow(signed, f"{schema}, place string")
+    placed = StructType([*small.schema, StructField("place", StringType())])
+    return small.mapInPandas(louder, placed)
 """
 RATES = """\
 from functools import lru_cache
