@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from integration.conftest import MakeProject, Place
 from tidegate.errors import SettingsError, TransformError
+from tidegate.pipeline.user_code import user_code
 from tidegate.project import Project
 
 PIPELINES = """\
@@ -71,6 +73,17 @@ def test_a_project_opened_again_uses_what_its_modules_say_now(make_shop) -> None
     place.source.execute("INSERT INTO orders VALUES (4, 4)")
     place.open(project.context.spark).run("orders")
     assert prices(place) == [10, 20, 30, 28]
+
+
+def test_a_project_whose_folder_is_gone_does_not_disturb_the_next_one(make_shop) -> None:
+    project, place = make_shop(10)
+    code = user_code(project.settings)
+    assert "orders" in project.syncs
+    project.context.spark.ship(code)
+    shutil.rmtree(place.folder)
+    other, there = make_shop(100)
+    other.run("orders")
+    assert prices(there) == [100, 200, 300]
 
 
 def test_a_module_that_is_nowhere_near_the_workers_is_named(make_shop, tmp_path, monkeypatch):

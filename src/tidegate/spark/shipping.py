@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
+import io
 import re
 import sys
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -20,12 +21,29 @@ from tidegate.spark.outcome import spark_reason
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_KEPT_PACKAGES = 20
 _CODE = "TIDEGATE_CODE"
-_packages: WeakKeyDictionary[ModuleType, Path] = WeakKeyDictionary()
+_packages: WeakKeyDictionary[ModuleType, Package] = WeakKeyDictionary()
 """what lay beside each pipelines file when its functions were first sent"""
 _first_code: dict[str, str] = {}
 """what each Spark application of this process was sent first"""
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A zip of modules."""
+
+    content: bytes
+
+    @property
+    def name(self) -> str:
+        """Another one when a module was changed, since Spark keeps what it has by name."""
+        return f"tidegate_{hashlib.sha256(self.content).hexdigest()[:16]}.zip"
+
+    def write(self, folder: Path) -> str:
+        folder.mkdir(exist_ok=True)
+        file = folder / self.name
+        file.write_bytes(self.content)
+        return str(file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +72,14 @@ class UserCode:
                         yield file.relative_to(folder).as_posix(), file
         yield f"{self.module_name}.py", self.file
 
-    def pack(self) -> Path:
-        """A zip of the modules, named by its content, so that a changed one is another file."""
+    def pack(self) -> Package:
+        """A zip of the modules as they are now."""
         sources = {name: _read(file) for name, file in self.modules()}
-        digest = hashlib.sha256()
-        for name, source in sources.items():
-            digest.update(f"{name}\0{len(source)}\0".encode() + source)
-        package = self.state / "spark" / "code" / f"tidegate_{digest.hexdigest()[:16]}.zip"
-        try:
-            _write(package, sources)
-        except OSError as error:
-            raise TransformError(
-                f"{package.parent} cannot be written, where modules are packed for Spark's "
-                f"workers: {error.strerror}",
-                "make it writable, or set project.state to another folder",
-            ) from None
-        return package
+        content = io.BytesIO()
+        with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, source in sources.items():
+                archive.writestr(zipfile.ZipInfo(name), source)
+        return Package(content.getvalue())
 
     def _is_package(self, path: Path) -> bool:
         if not path.is_dir() or not path.name.isidentifier() or path == self.state:
@@ -90,16 +100,30 @@ def ship(session: SparkSession, code: UserCode, sent: set[str], *, remote: bool)
         package = _packages[module] = code.pack()
     if package.name not in sent:
         try:
-            session.addArtifacts(str(package), pyfile=True)
+            _send(session, package, remote=remote)
         except Exception as error:
             raise TransformError(
                 f"the modules beside {code.file.name} cannot be sent to Spark's workers: "
                 f"{spark_reason(error)}",
-                "see that Spark answers, then run again; nothing was published",
+                "see that Spark answers and has room for temporary files, then run again; "
+                "nothing was published",
             ) from error
         sent.add(package.name)
     if not remote:
         _put_first(session, package.name)
+
+
+def _send(session: SparkSession, package: Package, *, remote: bool) -> None:
+    from pyspark import SparkFiles
+
+    if remote:
+        with TemporaryDirectory(prefix="tidegate-") as folder:
+            session.addArtifacts(package.write(Path(folder)), pyfile=True)
+    else:
+        # Executors fetch it whenever they start, so it must last as long as the driver: Spark
+        # removes its own temporary folder at the end, and not before.
+        folder_of_spark = Path(SparkFiles.getRootDirectory()).parent
+        session.addArtifacts(package.write(folder_of_spark / "tidegate"), pyfile=True)
 
 
 def _put_first(session: SparkSession, name: str) -> None:
@@ -131,23 +155,3 @@ def _read(file: Path) -> bytes:
             f"{file} cannot be sent to Spark's workers: {error.strerror}",
             "make it readable, or move it out of the project's folder",
         ) from None
-
-
-def _write(package: Path, sources: dict[str, bytes]) -> None:
-    package.parent.mkdir(parents=True, exist_ok=True)
-    if package.exists():
-        package.touch()
-        return
-    unfinished = package.with_suffix(f".{os.getpid()}")
-    with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, source in sources.items():
-            archive.writestr(zipfile.ZipInfo(name), source)
-    unfinished.replace(package)
-    _prune(package.parent)
-
-
-def _prune(folder: Path) -> None:
-    """Drop the packages of old versions; a running driver may still hand out recent ones."""
-    packages = sorted(folder.glob("*.zip"), key=lambda path: path.stat().st_mtime)
-    for package in packages[:-_KEPT_PACKAGES]:
-        package.unlink(missing_ok=True)
