@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from tidegate.declare import collect
-from tidegate.errors import DeclarationError, SettingsError, UsageError
+from tidegate.errors import DeclarationError, UsageError
 from tidegate.insight.adoption import examine, record_adoption
 from tidegate.insight.markers import Marker
 from tidegate.insight.watermarks import SyncWatermark
@@ -24,6 +21,7 @@ from tidegate.model.rules import Check, Drift, Duplicates, Mode
 from tidegate.model.sync import Sync
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import nearest
+from tidegate.pipeline.user_code import import_file, user_code
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.hold import hold_table
 from tidegate.runtime.many import ManyReport, SyncEnd, run_many
@@ -226,31 +224,7 @@ class Project:
         )
 
     def _pipelines(self) -> Iterable[Any]:
-        file = self.settings.pipelines_file
-        if not file.exists():
+        if not self.settings.pipelines_file.exists():
             return []
-        return collect(lambda: _import_file(file))
-
-
-def _import_file(file: Path) -> None:
-    """Run a Python file as a module of its own name, so that its functions can be shipped."""
-    specification = importlib.util.spec_from_file_location(f"tidegate_project_{file.stem}", file)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    folder = str(file.parent)
-    sys.path.insert(0, folder)
-    try:
-        specification.loader.exec_module(module)
-    except Exception as error:
-        line = error.__traceback__
-        while line is not None and line.tb_next is not None:
-            line = line.tb_next
-        where = f" (line {line.tb_lineno})" if line is not None else ""
-        raise SettingsError(
-            f"{file.name}{where} cannot be read: {type(error).__name__}: {error}",
-            "correct it and try again",
-        ) from error
-    finally:
-        with suppress(ValueError):
-            sys.path.remove(folder)
+        connect = self.settings.spark.remote is not None
+        return collect(lambda: import_file(user_code(self.settings), connect=connect))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
+import shutil
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import tidegate
 from acceptance.processes import Process
 
 HOST = "127.0.0.1"
@@ -29,6 +32,17 @@ class SparkServer:
         self._process.wait_for(self._answers, "the Spark Connect server")
         return f"sc://{HOST}:{self.port}"
 
+    @contextmanager
+    def broken(self, code: str) -> Iterator[None]:
+        """The Python workers of new sessions run this code first."""
+        file = self._folder / "broken" / "sitecustomize.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(code)
+        try:
+            yield
+        finally:
+            shutil.rmtree(file.parent)
+
     def stop(self) -> None:
         if self._process is not None:
             self._process.kill_all()
@@ -43,7 +57,8 @@ class SparkServer:
             "spark.driver.bindAddress": HOST,
             "spark.driver.host": HOST,
             "spark.ui.enabled": "false",
-            "spark.sql.session.timeZone": "UTC",
+            # What it is set to must not show in any result.
+            "spark.sql.session.timeZone": "Asia/Kolkata",
             "spark.local.dir": str(self._folder),
             "spark.sql.warehouse.dir": str(self._folder / "warehouse"),
         }
@@ -56,12 +71,26 @@ class SparkServer:
             *(word for name, value in conf.items() for word in ("--conf", f"{name}={value}")),
             "spark-internal",
         ]
-        # Its Python workers must find Tidegate, as on any cluster.
+        # Its Python workers must find Tidegate, as on any cluster, and nothing else of ours.
         return Process(
             command,
             self._folder / "connect",
-            {"PYSPARK_PYTHON": sys.executable, "PATH": os.environ["PATH"]},
+            {
+                "PYSPARK_PYTHON": str(self._write_python()),
+                "PYTHONPATH": str(Path(tidegate.__file__).parents[1]),
+            },
+            folder=self._folder,
         )
+
+    def _write_python(self) -> Path:
+        """A Python that starts with what `broken` asks for."""
+        python = self._folder / "python"
+        python.write_text(
+            f'#!/bin/sh\nexport PYTHONPATH="{self._folder / "broken"}:$PYTHONPATH"\n'
+            f'exec {sys.executable} "$@"\n'
+        )
+        python.chmod(0o755)
+        return python
 
     def _answers(self) -> bool:
         with socket.socket() as probe:

@@ -17,6 +17,7 @@ from tidegate.model.shape import Shape, StagedColumn
 from tidegate.model.sync import Sync
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import passthrough_shape
+from tidegate.pipeline.user_code import importable, user_code
 from tidegate.postgres.connect import Connection
 from tidegate.postgres.types import needs_text, spark_type
 from tidegate.sources.postgres import PostgresSource
@@ -83,8 +84,11 @@ def _stage_transformed(
 
     context, sync, source = reading.context, reading.sync, reading.source
     columns = [(column.name, spark_type(column.wire)) for column in source.columns]
+    code = user_code(context.settings)
+    context.spark.ship(code)
     frame = read_frame(context.spark.get(), reading.reader(typed_columns(source)), columns)
-    result = apply_transform(transform, frame, sync.name)
+    with importable(code):
+        result = apply_transform(transform, frame, sync.name)
     shape = transformed_shape(frame_columns(result, sync.name), source, sync)
     prepare(shape)
     place = _place(context, sync, shape, attempt_id)

@@ -18,6 +18,7 @@ from tidegate.failpoints import reach
 from tidegate.model.load import StagedWrite
 from tidegate.model.staging import new_write_id, staging_table
 from tidegate.postgres.connect import READER, Connection, begin_read_only, connect
+from tidegate.spark.executors import lacking, other_version
 from tidegate.spark.outcome import (
     OUTCOME_SCHEMA,
     collect_writes,
@@ -26,6 +27,7 @@ from tidegate.spark.outcome import (
     outcome_batches,
     spark_reason,
 )
+from tidegate.version import __version__
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,6 +46,8 @@ class StagingPlace:
     attempt_id: str
     columns: tuple[tuple[str, str], ...]
     """(name, type) of the staging table"""
+    version: str = __version__
+    """the driver's Tidegate"""
 
     def __repr__(self) -> str:
         return f"StagingPlace({self.schema}, {self.attempt_id})"
@@ -52,6 +56,11 @@ class StagingPlace:
         return sql.Identifier(
             self.schema, staging_table(self.control_id, self.attempt_id, write_id)
         )
+
+    def check_version(self) -> None:
+        """Called by the workers, who may have another Tidegate installed than the driver."""
+        if self.version != __version__:
+            raise other_version(self.version, __version__)
 
     def create_statement(self, write_id: str) -> sql.Composed:
         """Makes the table of one writer call; it commits together with its rows."""
@@ -130,6 +139,8 @@ def stage_copies(
     try:
         return collect_writes(frame, len(copies))
     except Exception as error:
+        if (known := lacking(error)) is not None:
+            raise known from error
         raise LoadError(
             f"Spark failed while it staged the rows: {spark_reason(error)}",
             "run again; nothing was published",
@@ -167,6 +178,7 @@ def _copy_share(copy: Copy, share: int, sessions: Sessions) -> dict[str, Any]:
     write_id = new_write_id()
     side = "source"
     try:
+        place.check_version()
         source = reader.open(sessions)
         side = "destination"
         destination = sessions.get(place.conninfo, "the destination", "tidegate stage")

@@ -14,6 +14,7 @@ from tidegate.errors import TidegateError
 from tidegate.settings import SparkSettings
 from tidegate.spark.java import choose_java
 from tidegate.spark.logs import keep_off_the_terminal
+from tidegate.spark.shipping import UserCode, ship
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,12 +35,17 @@ appender.file.strategy.type = DefaultRolloverStrategy
 appender.file.strategy.max = 3
 """
 
+# The same results wherever Spark runs.
 _DEFAULTS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+}
+_OWN_DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.sql.session.timeZone": "UTC",
+}
+_LOCAL_DEFAULTS = {
     "spark.sql.shuffle.partitions": "4",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
 }
@@ -53,6 +59,8 @@ class SparkSessions:
         self._state = state_directory
         self._session: SparkSession | None = None
         self._lock = threading.Lock()
+        self._shipping = threading.Lock()
+        self._sent: set[str] = set()
 
     @property
     def started(self) -> bool:
@@ -71,6 +79,12 @@ class SparkSessions:
             return 4
         return int(self.get().sparkContext.defaultParallelism)
 
+    def ship(self, code: UserCode) -> None:
+        """Let the workers import the user's modules."""
+        session = self.get()
+        with self._shipping:
+            ship(session, code, self._sent, remote=self._settings.remote is not None)
+
     def interrupt(self, attempt_id: str) -> None:
         """Give up the Spark work of one attempt, if there is any."""
         if self._session is not None:
@@ -81,12 +95,16 @@ class SparkSessions:
         if self._session is not None:
             self._session.stop()
             self._session = None
+            self._sent.clear()
 
     def _start(self) -> SparkSession:
         logs = self._state / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         if self._settings.remote is None:
             _provide_java()
+        # Where Spark is started from Python, it looks at the variable only.
+        if python := self._settings.conf.get("spark.pyspark.python"):
+            os.environ["PYSPARK_PYTHON"] = str(python)
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         self._configure_logging(logs)
@@ -104,21 +122,27 @@ class SparkSessions:
         from pyspark.sql import SparkSession
 
         builder: Any = SparkSession.builder
-        if self._settings.remote:
-            builder = builder.remote(self._settings.remote)
-        else:
-            builder = builder.appName("tidegate").master(self._settings.master or "local[*]")
-            for key, value in _DEFAULTS.items():
-                if key.startswith("spark.driver.") and not _is_local(self._settings.master):
-                    continue
-                builder = builder.config(key, value)
-        for key, value in self._settings.conf.items():
+        for key, value in {**self._defaults(), **self._settings.conf}.items():
             builder = builder.config(key, value)
-        session: SparkSession = builder.getOrCreate()
+        if self._settings.remote:
+            # One of our own: workers keep what they imported for a session.
+            session: SparkSession = builder.remote(self._settings.remote).create()
+        else:
+            builder = builder.appName("tidegate")
+            if self._settings.master:
+                builder = builder.master(self._settings.master)
+            session = builder.getOrCreate()
         return session
 
+    def _defaults(self) -> dict[str, str]:
+        if self._settings.remote:
+            return _DEFAULTS
+        local = _LOCAL_DEFAULTS if _is_local(self._settings.master) else {}
+        return {**_DEFAULTS, **_OWN_DEFAULTS, **local}
+
     def _configure_logging(self, logs: Path) -> None:
-        if self._settings.remote or "SPARK_CONF_DIR" in os.environ:
+        # A cluster's own configuration lies there, and must be found.
+        if not _is_local(self._settings.master) or "SPARK_CONF_DIR" in os.environ:
             return
         folder = self._state / "spark"
         folder.mkdir(parents=True, exist_ok=True)
@@ -160,7 +184,7 @@ def _jvm_runs() -> bool:
 
 
 def _is_local(master: str | None) -> bool:
-    return master is None or master.startswith("local")
+    return master is not None and master.startswith("local")
 
 
 def _reason(error: BaseException) -> str:

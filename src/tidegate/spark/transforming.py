@@ -12,6 +12,7 @@ from tidegate.model.staging import new_write_id, staging_table
 from tidegate.postgres.connect import SESSION
 from tidegate.postgres.types import postgres_type
 from tidegate.spark.copying import SnapshotReader, StagingPlace
+from tidegate.spark.executors import lacking
 from tidegate.spark.outcome import (
     OUTCOME_SCHEMA,
     Carried,
@@ -47,18 +48,22 @@ def apply_transform(function: Callable[[Any], Any], frame: DataFrame, sync_name:
     """Call the user's function and check that a DataFrame comes back."""
     try:
         result = function(frame)
+        # Spark Connect looks at a plan only now, and then finds what is wrong with it.
+        is_frame = hasattr(result, "mapInArrow") and hasattr(result, "schema")
     except TidegateError:
         raise
     except Exception as error:
         carried = carried_failure(error)
         if carried is not None:
             raise carried from error
+        if (known := lacking(error)) is not None:
+            raise known from error
         raise TransformError(
             f"the transformation of sync {sync_name} failed: {type(error).__name__}: "
             f"{_first_line(error)}",
             "correct the function and run again; nothing was published",
         ) from error
-    if not hasattr(result, "mapInArrow") or not hasattr(result, "schema"):
+    if not is_frame:
         raise TransformError(
             f"the transformation of sync {sync_name} returned {type(result).__name__}, "
             "not a DataFrame",
@@ -111,6 +116,8 @@ def stage_frame(frame: DataFrame, place: StagingPlace, sync_name: str) -> tuple[
         carried = carried_failure(error)
         if carried is not None:
             raise carried from error
+        if (known := lacking(error)) is not None:
+            raise known from error
         raise TransformError(
             f"the transformation of sync {sync_name} failed while it ran: {_cause(error)}",
             "correct the function and run again; nothing was published",
@@ -204,6 +211,7 @@ def _write_share(
 
     table = staging_table(place.control_id, place.attempt_id, write_id)
     try:
+        place.check_version()
         with adbc.connect(place.conninfo, autocommit=False) as connection:
             cursor = connection.cursor()
             cursor.execute(place.create_statement(write_id).as_string(None))

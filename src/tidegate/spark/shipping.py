@@ -1,0 +1,157 @@
+"""The user's Python modules on their way to Spark's workers, wherever those run."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from tidegate.errors import TransformError
+from tidegate.spark.outcome import spark_reason
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_CODE = "TIDEGATE_CODE"
+_packages: WeakKeyDictionary[ModuleType, Package] = WeakKeyDictionary()
+"""what lay beside each pipelines file when its functions were first sent"""
+_first_code: dict[str, str] = {}
+"""what each Spark application of this process was sent first"""
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A zip of modules."""
+
+    content: bytes
+
+    @property
+    def name(self) -> str:
+        """Another one when a module was changed, since Spark keeps what it has by name."""
+        return f"tidegate_{hashlib.sha256(self.content).hexdigest()[:16]}.zip"
+
+    def write(self, folder: Path) -> str:
+        folder.mkdir(exist_ok=True)
+        file = folder / self.name
+        file.write_bytes(self.content)
+        return str(file)
+
+
+@dataclass(frozen=True, slots=True)
+class UserCode:
+    """The pipelines file and the modules beside it."""
+
+    file: Path
+    state: Path
+
+    @property
+    def module_name(self) -> str:
+        """The name under which the pipelines file runs: one of its own for every project."""
+        stem = re.sub(r"\W", "_", self.file.stem)
+        place = hashlib.sha256(str(self.file.resolve()).encode()).hexdigest()[:8]
+        return f"tidegate_project_{stem}_{place}"
+
+    def modules(self) -> Iterator[tuple[str, Path]]:
+        """(name in the package, file): Python sources only, so no settings and no secrets."""
+        folder = self.file.parent
+        for path in sorted(folder.iterdir()):
+            if path.suffix == ".py" and path.is_file():
+                yield path.name, path
+            elif self._is_package(path):
+                for file in sorted(path.rglob("*.py")):
+                    if not any(part.startswith(".") for part in file.relative_to(path).parts):
+                        yield file.relative_to(folder).as_posix(), file
+        yield f"{self.module_name}.py", self.file
+
+    def pack(self) -> Package:
+        """A zip of the modules as they are now."""
+        sources = {name: _read(file) for name, file in self.modules()}
+        content = io.BytesIO()
+        with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, source in sources.items():
+                archive.writestr(zipfile.ZipInfo(name), source)
+        return Package(content.getvalue())
+
+    def _is_package(self, path: Path) -> bool:
+        if not path.is_dir() or not path.name.isidentifier() or path == self.state:
+            return False
+        return (path / "__init__.py").exists() or _was_imported(path)
+
+
+def ship(session: SparkSession, code: UserCode, sent: set[str], *, remote: bool) -> None:
+    """Send the modules to the session's workers; what the pipelines file defines goes by value."""
+    from pyspark import cloudpickle
+
+    module = sys.modules.get(code.module_name)
+    if module is None:
+        return
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    package = _packages.get(module)
+    if package is None:
+        package = _packages[module] = code.pack()
+    if package.name not in sent:
+        try:
+            _send(session, package, remote=remote)
+        except Exception as error:
+            raise TransformError(
+                f"the modules beside {code.file.name} cannot be sent to Spark's workers: "
+                f"{spark_reason(error)}",
+                "see that Spark answers and has room for temporary files, then run again; "
+                "nothing was published",
+            ) from error
+        sent.add(package.name)
+    if not remote:
+        _put_first(session, package.name)
+
+
+def _send(session: SparkSession, package: Package, *, remote: bool) -> None:
+    from pyspark import SparkFiles
+
+    if remote:
+        with TemporaryDirectory(prefix="tidegate-") as folder:
+            session.addArtifacts(package.write(Path(folder)), pyfile=True)
+    else:
+        # Executors fetch it whenever they start, so it must last as long as the driver: Spark
+        # removes its own temporary folder at the end, and not before.
+        folder_of_spark = Path(SparkFiles.getRootDirectory()).parent
+        session.addArtifacts(package.write(folder_of_spark / "tidegate"), pyfile=True)
+
+
+def _put_first(session: SparkSession, name: str) -> None:
+    """Let workers import these modules, when another project of this process sent others.
+
+    Workers keep what they imported. Those with another environment are other processes.
+    """
+    context = session.sparkContext
+    includes = context._python_includes
+    assert includes is not None
+    includes[:] = [*(other for other in includes if other != name), name]
+    if _first_code.setdefault(context.applicationId, name) == name:
+        context.environment.pop(_CODE, None)
+    else:
+        context.environment[_CODE] = name
+
+
+def _was_imported(folder: Path) -> bool:
+    """Whether something in a folder without __init__.py was imported as a package all the same."""
+    module = sys.modules.get(folder.name)
+    return str(folder) in list(getattr(module, "__path__", ()))
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise TransformError(
+            f"{file} cannot be sent to Spark's workers: {error.strerror}",
+            "make it readable, or move it out of the project's folder",
+        ) from None
