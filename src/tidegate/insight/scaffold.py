@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidegate.errors import TidegateError, UsageError
-from tidegate.insight.proposal import LeftOut, Proposal, look
 from tidegate.model.relation import Endpoint, Relation
 from tidegate.postgres.connect import connect
 from tidegate.postgres.conninfo import check
 from tidegate.settings.dotenv import read_dotenv
 from tidegate.settings.location import parse_location
+from tidegate.sources.proposal import LeftOut, Proposal, look
 
 FILE = "tidegate.toml"
 WAREHOUSE = "warehouse"
