@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 
 def run(
-    names: Annotated[list[str] | None, typer.Argument(help="Syncs to run.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Syncs to run, groups or group.table.")
+    ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Run every declared sync.")] = False,
     full_refresh: Annotated[
         bool,
@@ -52,14 +54,15 @@ def run(
     Example: tidegate run orders customers
     """
     opened = open_project(project, profile)
-    chosen = choose_syncs(names or [], all_, list(opened.syncs))
+    chosen = opened.expand(choose_syncs(names or [], all_, opened.names), fresh=full_refresh)
     reports: list[dict[str, Any]] = []
     worst = 0
-    for name in chosen:
+    for sync in chosen:
+        name = sync.name
         try:
             with nullcontext() if as_json else working(f"{name}: loading"):
                 report = opened.run(
-                    name,
+                    sync,
                     full_refresh=full_refresh,
                     max_batches=max_batches,
                     take_over=take_over,
@@ -75,7 +78,7 @@ def run(
             continue
         reports.append(_document(name, report))
         if not as_json:
-            print_line(_summary(opened.sync(name), report))
+            print_line(_summary(sync, report))
     if as_json:
         print_json(reports)
     opened.close()

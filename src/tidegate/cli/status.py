@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 def status(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Syncs to show; all of them when none is named.")
+        list[str] | None,
+        typer.Argument(help="Syncs, groups or group.table; all of them when none is named."),
     ] = None,
     check: Annotated[
         bool,
@@ -34,8 +35,8 @@ def status(
     from tidegate.insight.status import read_status
 
     opened = open_project(project, profile)
-    chosen = [opened.sync(name) for name in dict.fromkeys(names or opened.syncs)]
-    found = read_status(opened.context, chosen)
+    expanded = opened.expanded(names or None, from_ledger=True)
+    found = read_status(opened.context, expanded.syncs)
     if as_json:
         print_json(found)
     else:

@@ -35,7 +35,8 @@ def list_(project: ProjectFolder = HERE, profile: Profile = None, as_json: AsJso
 
     opened = open_project(project, profile)
     with translated("reading the watermarks"):
-        found = list_watermarks(opened.context, opened.syncs)
+        syncs = {sync.name: sync for sync in opened.expanded(from_ledger=True).syncs}
+        found = list_watermarks(opened.context, syncs, opened.groups)
     if as_json:
         print_json(
             [
