@@ -48,7 +48,7 @@ def status(
                     one.state.value,
                     _when(one.last_run_at),
                     "" if one.rows is None else f"{one.rows:,}",
-                    one.watermark or "at the start",
+                    _watermark(one),
                     _behind(one),
                 )
                 for one in found.syncs
@@ -86,7 +86,15 @@ def _notes(status: SyncStatus) -> list[str]:
     return notes + [f"unreachable: {text}" for text in status.unreachable]
 
 
+def _watermark(status: SyncStatus) -> str:
+    if status.mode == "replace":
+        return "all of it" if status.version else "never loaded"
+    return status.watermark or "at the start"
+
+
 def _behind(status: SyncStatus) -> str:
+    if status.mode == "replace" and status.version:
+        return "not known without reading it"
     lag = status.lag
     if lag is None:
         return "unknown"
