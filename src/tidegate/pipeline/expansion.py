@@ -233,17 +233,17 @@ def _choose(base: Sync, table: Table, before: Recorded | None) -> Sync:
     names = set(table.column_names)
     notes: list[str] = []
     proposed: set[str] = set()
-    key, is_primary = propose_key(table)
+    key, _ = propose_key(table)
     if base.key is not None and set(base.key) <= names:
-        key, is_primary = base.key, False
+        key = base.key
     else:
         proposed.add("key")
         if base.mode is Mode.APPEND:
             # Keeping every version of a row is for a person to ask for.
-            key, is_primary = (), False
+            key = ()
         if before is not None and before.key is not None and set(before.key) != set(key):
             notes.append(_kept(base, "key", before.key, key))
-            key, is_primary = before.key, False
+            key = before.key
     cursor: Column | None = None
     if base.mode is not Mode.REPLACE:
         if base.cursor is not None and base.cursor in names:
@@ -273,8 +273,7 @@ def _choose(base: Sync, table: Table, before: Recorded | None) -> Sync:
     return replace(
         base,
         mode=mode,
-        # The primary key needs no declaration; no key at all has to be said.
-        key=None if is_primary and mode is not Mode.APPEND else key or _no_key(mode),
+        key=key or (() if mode is Mode.REPLACE else None),
         cursor=cursor.name if cursor is not None else None,
         null_cursor=null_cursor,
         lookback=_lookback(base, cursor, notes),
@@ -283,10 +282,6 @@ def _choose(base: Sync, table: Table, before: Recorded | None) -> Sync:
         proposed=frozenset(proposed),
         notes=tuple(notes),
     )
-
-
-def _no_key(mode: Mode) -> tuple[str, ...] | None:
-    return () if mode is Mode.REPLACE else None
 
 
 def _why_replace(cursor: Column | None, key: tuple[str, ...]) -> str:

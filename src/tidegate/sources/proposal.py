@@ -55,7 +55,7 @@ def look(connection: Connection) -> tuple[list[Proposal], list[LeftOut]]:
     proposals: list[Proposal] = []
     left_out: list[LeftOut] = []
     for candidate in list_candidates(connection):
-        if candidate.is_ours or candidate.is_partition or candidate.extension is not None:
+        if candidate.is_part_of_another:
             continue
         relation, reason = candidate.relation, candidate.reason_against
         if reason is None and candidate.kind_words is not None:

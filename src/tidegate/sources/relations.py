@@ -72,6 +72,15 @@ class Candidate:
         return None
 
     @property
+    def is_part_of_another(self) -> bool:
+        """Whether a person would not count it: a partition, an extension's, one of ours."""
+        return self.is_ours or self.is_partition or self.extension is not None
+
+    @property
+    def is_loadable_table(self) -> bool:
+        return self.reason_against is None and self.kind_words is None
+
+    @property
     def kind_words(self) -> str | None:
         """What it is, if it is no table of its own."""
         return _WORDS.get(self.kind)
