@@ -59,7 +59,7 @@ warehouse = "embedded:warehouse"
 
 
 # From here on one section for all is shorter to read and keeps up with new tables.
-_MANY = 10
+_MANY = 20
 _GROUP = """
 # All {count} tables: each by its primary key and the column that rises with every change; one
 # without such a column is loaded whole. `tidegate plan` prints the choice for every table.
