@@ -253,7 +253,7 @@ def test_many_tables_become_one_section_that_can_be_planned_at_once(
     assert group["source"] == f"{found['connection']}:public.*"
     assert group["target"] == "warehouse:raw.{table}"
     assert found["syncs"] == []
-    assert [one["table"] for one in found["left_out"]] == ["public.v"]  # type: ignore[attr-defined]
+    assert [one["table"] for one in found["left_out"]] == ["public.v"]
     chosen = {one["name"]: (one["mode"], one["key"], one["cursor"]) for one in group["tables"]}
     name = group["name"]
     assert len(chosen) == 31
