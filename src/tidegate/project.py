@@ -126,7 +126,7 @@ class Project:
     ) -> RunReport:
         """Run a sync to its horizon, here and now; `group.table` for one table of a group."""
         options = RunOptions(full_refresh, max_batches, take_over)
-        if name in self.groups:
+        if isinstance(name, str) and name in self.groups:
             raise UsageError(
                 f"{name} is a group of tables",
                 f'run one of them, such as {name}.TABLE, or all: project.run_many(["{name}"])',
