@@ -105,6 +105,8 @@ def test_names_are_exact_whatever_they_hold(make_place: Any) -> None:
     assert {sync.target.relation for sync in found.values()} == {Relation("raw", n) for n in odd}
     assert {sync.source.relation for sync in found.values()} == {Relation("public", n) for n in odd}
     assert {"shop.My Table", 'shop."v1.orders"', 'shop."say ""hi"""', "shop.a*b"} <= found.keys()
+    # A shell eats the quotes.
+    assert expand(place, "shop.v1.orders").keys() == {'shop."v1.orders"'}
     for name, sync in found.items():
         assert expand(place, name) == {name: sync}
         with place.source.connect() as session:

@@ -97,7 +97,8 @@ class _Expander:
                 for sync in expansion.syncs:
                     found.setdefault(sync.name, sync)
             else:
-                found.setdefault(name, self._table(group, name))
+                sync = self._table(group, name)
+                found.setdefault(sync.name, sync)
         marked = mark_shared_targets(found.values(), self._beside(found.values()), self._same)
         return Expanded(tuple(marked), tuple(expansions))
 
@@ -122,6 +123,7 @@ class _Expander:
                     if sync.name == name:
                         return sync
             return unlisted(group, listing, name)
+        name = _as_listed(listing, name)
         if name not in listing.names:
             out = next((o for o in listing.left_out if group.sync_name(o.relation) == name), None)
             raise UsageError(
@@ -190,6 +192,18 @@ class _Expander:
     @property
     def _same(self) -> partial[bool]:
         return partial(same_database, self.sessions.context.settings)
+
+
+def _as_listed(listing: Listing, name: str) -> str:
+    """The name of a table whose quotes a shell has eaten, if it can only mean one."""
+    wanted = name.removeprefix(f"{listing.group.name}.")
+    meant = [
+        listed
+        for listed, candidate in listing.names.items()
+        if wanted
+        in (candidate.relation.name, f"{candidate.relation.schema}.{candidate.relation.name}")
+    ]
+    return meant[0] if name not in listing.names and len(meant) == 1 else name
 
 
 def _words(error: Exception, group: Group) -> TidegateError:
