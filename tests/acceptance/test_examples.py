@@ -126,10 +126,9 @@ def test_the_fifty_tables_example_copies_tables_of_every_kind(example: Path) -> 
     )
     assert len(tables) == 50
     for (table,) in [*tables, ("order_totals",)]:
-        query = 'SELECT t::text FROM {}."{}" t ORDER BY 1 COLLATE "C"'
-        source = fetch(example, "shop", query.format("public", table))
-        target = fetch(example, "warehouse", query.format("raw", table))
-        assert target == source, table
+        source = fetch(example, "shop", f'SELECT t::text FROM public."{table}" t')
+        target = fetch(example, "warehouse", f'SELECT t::text FROM raw."{table}" t')
+        assert sorted(map(str, target)) == sorted(map(str, source)), table
     (plan,) = printed["tidegate plan"]
     assert "shop: shop:public.* → warehouse:raw.{table}, 50 tables" in plan
     assert "left out: public.events_2025, public.events_2026" in plan
