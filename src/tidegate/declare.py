@@ -40,6 +40,8 @@ def sync(
     source: str,
     target: str,
     name: str | None = None,
+    include: str | Sequence[str] | None = None,
+    exclude: str | Sequence[str] | None = None,
     key: str | Sequence[str] | None = None,
     cursor: str | None = None,
     mode: str | None = None,
@@ -63,6 +65,8 @@ def sync(
     drift: str | None = None,
 ) -> Callable[[Transform], Transform]:
     """Declare a sync whose rows pass through the decorated function; its name is the sync's.
+
+    With a pattern as source, the rows of every matching table pass through it, table by table.
 
     >>> @sync(source="shop:public.orders", target="warehouse:raw.orders", cursor="updated_at")
     ... def orders(df):

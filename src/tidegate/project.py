@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,13 +15,16 @@ from tidegate.insight.markers import Marker
 from tidegate.insight.watermarks import SyncWatermark
 from tidegate.model.adoption import Adoption, StartingPoint
 from tidegate.model.cursor import NullPolicy
+from tidegate.model.group import Group
 from tidegate.model.job import SYNC
 from tidegate.model.load import LoadResult
 from tidegate.model.relation import Endpoint, Relation
 from tidegate.model.rules import Check, Drift, Duplicates, Mode
 from tidegate.model.sync import Sync
 from tidegate.pipeline.context import Context
-from tidegate.pipeline.declaration import nearest
+from tidegate.pipeline.expanding import Expanded, expand
+from tidegate.pipeline.expansion import make_group, mark_shared_targets
+from tidegate.pipeline.same_database import same_database
 from tidegate.pipeline.user_code import import_file, user_code
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.hold import hold_table
@@ -39,7 +43,7 @@ class Project:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.context = Context(settings)
-        self._syncs: dict[str, Sync] | None = None
+        self._declared_syncs: dict[str, Sync | Group] | None = None
 
     @classmethod
     def open(
@@ -53,35 +57,89 @@ class Project:
         return self.settings.project.name
 
     @property
-    def syncs(self) -> dict[str, Sync]:
-        """Every declared sync by name, from tidegate.toml and from the pipelines file."""
-        if self._syncs is None:
-            self._syncs = self._declared()
-        return self._syncs
+    def names(self) -> list[str]:
+        """What is declared, in order: syncs and groups, from tidegate.toml and Python."""
+        return list(self._all())
 
-    def sync(self, name: str) -> Sync:
-        """One declared sync; an unknown name is refused with the nearest right one."""
-        try:
-            return self.syncs[name]
-        except KeyError:
-            raise UsageError(f"there is no sync {name}", nearest(name, self.syncs)) from None
+    @property
+    def syncs(self) -> dict[str, Sync]:
+        """Every sync of a single table by name, from tidegate.toml and from the pipelines file."""
+        return {name: one for name, one in self._all().items() if isinstance(one, Sync)}
+
+    @property
+    def groups(self) -> dict[str, Group]:
+        """Every declaration whose source is a pattern, by name."""
+        return {name: one for name, one in self._all().items() if isinstance(one, Group)}
+
+    @property
+    def destinations(self) -> list[str]:
+        """The connections that the project loads into."""
+        return list(dict.fromkeys(one.target.connection for one in self._all().values()))
+
+    def sync(self, name: str, *, fresh: bool = False, from_ledger: bool = False) -> Sync:
+        """One sync, `group.table` for a table of a group; unknown names get the nearest right one.
+
+        `fresh` and `from_ledger` are those of `expand`.
+        """
+        if name in self.groups:
+            raise UsageError(
+                f"{name} is a group of tables", f"name one of them, such as {name}.TABLE"
+            )
+        found = self.expanded([name], fresh=fresh, from_ledger=from_ledger).syncs[0]
+        if found.group is not None and found.refused is not None:
+            raise found.refused
+        return found
+
+    def expand(self, names: Sequence[str] | None = None, *, fresh: bool = False) -> list[Sync]:
+        """The syncs that these names mean, all of the project's without any: a group is its tables.
+
+        Sources are asked only where a group is concerned. What is wrong with one table or group
+        does not hide the others: it comes as a sync with `refused` set, and running it raises that.
+        A table stays with the key and cursor it was loaded with; `fresh` proposes them anew, as a
+        full refresh does.
+        """
+        return list(self.expanded(names, fresh=fresh).syncs)
+
+    def expanded(
+        self,
+        names: Sequence[str] | None = None,
+        *,
+        fresh: bool = False,
+        from_ledger: bool = False,
+    ) -> Expanded:
+        """As `expand`, with what each group leaves out and why."""
+        return expand(
+            self.context,
+            self.names,
+            self.syncs,
+            self.groups,
+            names,
+            fresh=fresh,
+            from_ledger=from_ledger,
+        )
 
     def run(
         self,
-        name: str,
+        name: str | Sync,
         *,
         full_refresh: bool = False,
         max_batches: int | None = None,
         take_over: bool = False,
         step: Callable[[Sync, LoadResult], None] | None = None,
     ) -> RunReport:
-        """Run a sync to its horizon, here and now."""
+        """Run a sync to its horizon, here and now; `group.table` for one table of a group."""
         options = RunOptions(full_refresh, max_batches, take_over)
-        return Runner(self.context, step=step).run(self.sync(name), options)
+        if isinstance(name, str) and name in self.groups:
+            raise UsageError(
+                f"{name} is a group of tables",
+                f'run one of them, such as {name}.TABLE, or all: project.run_many(["{name}"])',
+            )
+        sync = name if isinstance(name, Sync) else self.sync(name, fresh=full_refresh)
+        return Runner(self.context, step=step).run(sync, options)
 
     def run_many(
         self,
-        names: Sequence[str] | None = None,
+        names: Sequence[str | Sync] | None = None,
         *,
         full_refresh: bool = False,
         max_batches: int | None = None,
@@ -90,8 +148,11 @@ class Project:
         step: Callable[[Sync, LoadResult], None] | None = None,
         ended: Callable[[SyncEnd], None] | None = None,
     ) -> ManyReport:
-        """Run several syncs, or all of them, side by side; failures are in the report."""
-        chosen = [self.sync(name) for name in (self.syncs if names is None else names)]
+        """Run syncs and groups, or all there are, side by side; failures are in the report."""
+        chosen = [one for one in names or () if isinstance(one, Sync)]
+        if names is None or len(chosen) < len(names):
+            wanted = None if names is None else [one for one in names if isinstance(one, str)]
+            chosen += self.expand(wanted, fresh=full_refresh)
         return run_many(
             self.context,
             chosen,
@@ -111,7 +172,7 @@ class Project:
 
     def watermark(self, name: str) -> SyncWatermark:
         """The watermark of a sync, to read, set or rewind."""
-        return SyncWatermark(self.context, self.sync(name))
+        return SyncWatermark(self.context, self.sync(name, from_ledger=True))
 
     def adopt(
         self,
@@ -167,7 +228,12 @@ class Project:
     ) -> None:
         self.close()
 
-    def _declared(self) -> dict[str, Sync]:
+    def _all(self) -> dict[str, Sync | Group]:
+        if self._declared_syncs is None:
+            self._declared_syncs = self._declared()
+        return self._declared_syncs
+
+    def _declared(self) -> dict[str, Sync | Group]:
         found = {
             name: self._make(name, values, None) for name, values in self.settings.sync.items()
         }
@@ -182,9 +248,17 @@ class Project:
                 declared.name, declared.values, self.settings.project.pipelines
             )
             found[declared.name] = self._make(declared.name, values, declared.function)
+        plain = [one for one in found.values() if isinstance(one, Sync)]
+        same = partial(same_database, self.settings)
+        found.update((one.name, one) for one in mark_shared_targets(plain, plain, same))
         return found
 
-    def _make(self, name: str, values: SyncSettings, transform: Any) -> Sync:
+    def _make(self, name: str, values: SyncSettings, transform: Any) -> Sync | Group:
+        if values.is_group:
+            return make_group(self._make_sync(name, values, transform), values)
+        return self._make_sync(name, values, transform)
+
+    def _make_sync(self, name: str, values: SyncSettings, transform: Any) -> Sync:
         target = Endpoint.parse(values.target)
         source = (
             Endpoint.parse(values.source)

@@ -112,3 +112,25 @@ def test_the_transform_example_loads_what_its_function_returns(example: Path) ->
     )
     assert dict(types) == {"mood": "text", "total": "numeric"}
     assert "found nothing new" in printed["tidegate run orders"][-1]
+
+
+@pytest.mark.parametrize("example", ["fifty_tables"], indirect=True)
+def test_the_fifty_tables_example_copies_tables_of_every_kind(example: Path) -> None:
+    printed = follow_readme(example)
+
+    tables = fetch(
+        example,
+        "shop",
+        "SELECT c.relname FROM pg_class c WHERE relnamespace = 'public'::regnamespace"
+        " AND relkind IN ('r', 'p') AND NOT relispartition AND relname NOT LIKE 'tmp%'",
+    )
+    assert len(tables) == 50
+    for (table,) in [*tables, ("order_totals",)]:
+        source = fetch(example, "shop", f'SELECT t::text FROM public."{table}" t')
+        target = fetch(example, "warehouse", f'SELECT t::text FROM raw."{table}" t')
+        assert sorted(map(str, target)) == sorted(map(str, source)), table
+    (plan,) = printed["tidegate plan"]
+    assert "shop: shop:public.* → warehouse:raw.{table}, 50 tables" in plan
+    assert "left out: public.events_2025, public.events_2026" in plan
+    for output in printed["tidegate verify --all"]:
+        assert output.count("rows equal") == 51

@@ -54,6 +54,7 @@ class PostgresHarness:
             relation=Relation("raw", f"orders_{uuid4().hex[:6]}"),
             ledger=ledger,
             control_id=uuid4(),
+            project="shop",
             **options,
         )
         self.token = 0

@@ -61,7 +61,7 @@ ORDERS = {"source": "shop:public.orders", "target": "warehouse:raw.orders", "cur
         ({"columns": ["name", "updated_at"]}, 2, ["key column id is left out of the columns"]),
         ({"columns": ["id", "nmae"]}, 2, ["column nmae does not exist", "did you mean name?"]),
         ({"where": "nmae = 'n'"}, 2, ["its where cannot be read", "nmae"]),
-        ({"where": "true) OR (SELECT"}, 2, ["its where cannot be read", "syntax error"]),
+        ({"where": "id = = 3"}, 2, ["its where cannot be read", "syntax error"]),
         (
             {"source": "shop", "query": "SELECT id, id FROM orders"},
             2,

@@ -236,3 +236,45 @@ def test_what_is_not_the_user_s_own_table_is_left_out(home: Path, database: Data
 )
 def test_whatever_the_url_holds_is_read_back_from_env(value: str) -> None:
     assert parse_dotenv(f"A={_dotenv_value(value)}\n") == {"A": value}
+
+
+def test_many_tables_become_one_section_that_can_be_planned_at_once(
+    home: Path, database: Database
+) -> None:
+    for n in range(15):
+        database.execute(
+            f"CREATE TABLE line_{n} (id int PRIMARY KEY, updated_at timestamptz NOT NULL)",
+            f'CREATE TABLE "List {n}" (code text PRIMARY KEY)',
+        )
+    database.execute("CREATE VIEW v AS SELECT 1 AS one", "CREATE TABLE keyless (a int)")
+    found = init(home, "--source", database.conninfo)
+    group = found["group"]
+    assert isinstance(group, dict)
+    assert group["source"] == f"{found['connection']}:public.*"
+    assert group["target"] == "warehouse:raw.{table}"
+    assert found["syncs"] == []
+    assert [one["table"] for one in found["left_out"]] == ["public.v"]
+    chosen = {one["name"]: (one["mode"], one["key"], one["cursor"]) for one in group["tables"]}
+    name = group["name"]
+    assert len(chosen) == 31
+    assert chosen[f"{name}.line_3"] == ("merge", ["id"], "updated_at")
+    assert chosen[f"{name}.List 3"] == ("replace", ["code"], None)
+    assert chosen[f"{name}.keyless"] == ("replace", [], None)
+    document = tomllib.loads((home / "tidegate.toml").read_text())
+    assert document["sync"] == {name: {"source": group["source"], "target": group["target"]}}
+    with Project.open(home) as project:
+        assert {sync.name for sync in project.expand()} == chosen.keys()
+
+
+def test_many_tables_of_several_schemas_keep_their_schemas(home: Path, database: Database) -> None:
+    for schema in ("sales", "stock"):
+        database.execute(f"CREATE SCHEMA {schema}")
+        for n in range(11):
+            database.execute(f"CREATE TABLE {schema}.t{n} (id int PRIMARY KEY)")
+    group = init(home, "--source", database.conninfo)["group"]
+    assert isinstance(group, dict)
+    assert group["source"].endswith(":*.*")
+    assert group["target"] == "warehouse:{schema}.{table}"
+    with Project.open(home) as project:
+        targets = {str(sync.target) for sync in project.expand()}
+    assert {"warehouse:sales.t0", "warehouse:stock.t0"} <= targets

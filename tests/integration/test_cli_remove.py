@@ -55,6 +55,7 @@ def test_the_table_goes_too_when_that_is_asked_for(place: Place) -> None:
     assert done.code == DONE
     assert done.document["removed"] == [
         {
+            "sync": "orders",
             "target": "warehouse:raw.orders",
             "watermarks": 1,
             "moves": 2,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from integration.conftest import Database
-from tidegate.insight.proposal import Proposal, propose
 from tidegate.model.relation import Relation
 from tidegate.postgres.catalog import describe_table
+from tidegate.sources.proposal import Proposal, propose
 
 
 def table(database: Database, columns: str) -> Proposal | str:

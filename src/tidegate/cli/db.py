@@ -152,9 +152,7 @@ def check(project: ProjectFolder = HERE, profile: Profile = None, as_json: AsJso
     from tidegate.insight.schemas import check_schemas
 
     opened = open_project(project, profile)
-    found = check_schemas(
-        opened.context, (sync.target.connection for sync in opened.syncs.values())
-    )
+    found = check_schemas(opened.context, opened.destinations)
     if as_json:
         print_json(found)
     else:

@@ -46,4 +46,4 @@ def doctor(project: ProjectFolder = HERE, profile: Profile = None, as_json: AsJs
 def _declared(settings: Settings) -> Iterable[Sync]:
     from tidegate.project import Project
 
-    return Project(settings).syncs.values()
+    return Project(settings).expand()

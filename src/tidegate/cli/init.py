@@ -59,6 +59,15 @@ def init(
                 for sync in scaffold.syncs
             ),
         )
+    if scaffold.group is not None:
+        print_line(f"{scaffold.group.source} → {scaffold.group.target}:")
+        print_table(
+            ("sync", "mode", "key", "cursor"),
+            (
+                (sync.name, sync.mode, ", ".join(sync.key or ()) or "none", sync.cursor or "none")
+                for sync in scaffold.group.expansion.syncs
+            ),
+        )
     for left_out in scaffold.left_out:
         print_line(f"not synced: {left_out.relation}: {left_out.reason}")
     _print_next(scaffold)
@@ -69,7 +78,7 @@ def _print_next(scaffold: Scaffold) -> None:
     print_line("next:")
     if scaffold.folder != Path.cwd():
         print_line(f"  cd {_shell_word(scaffold.folder)}")
-    if not scaffold.syncs:
+    if not scaffold.syncs and scaffold.group is None:
         print_line("  declare a sync in tidegate.toml; the file shows how")
     print_line("  tidegate plan")
     print_line("  tidegate run --all")
@@ -89,6 +98,26 @@ def _document(scaffold: Scaffold, files: list[str]) -> dict[str, object]:
         "files": files,
         "connection": scaffold.connection,
         "variable": scaffold.variable,
+        "group": None
+        if scaffold.group is None
+        else {
+            "name": scaffold.connection,
+            "source": scaffold.group.source,
+            "target": scaffold.group.target,
+            "tables": [
+                {
+                    "name": sync.name,
+                    "source": str(sync.source),
+                    "target": str(sync.target),
+                    "mode": sync.mode,
+                    "key": sync.key,
+                    "cursor": sync.cursor,
+                    "null_cursor": sync.null_cursor,
+                    "notes": sync.notes,
+                }
+                for sync in scaffold.group.expansion.syncs
+            ],
+        },
         "syncs": [
             {
                 "name": sync.name,

@@ -87,6 +87,7 @@ def forget(
     Example: tidegate marker forget warehouse:marts.revenue revenue-2026-11-01
     """
     from tidegate.insight.markers import forget_marker
+    from tidegate.model.identity import sync_of
     from tidegate.model.relation import Endpoint
 
     endpoint = Endpoint.parse(target)
@@ -95,7 +96,7 @@ def forget(
         forgotten = forget_marker(opened.context, endpoint, update_id)
     warning = None
     if forgotten.pipelines:
-        names = [pipeline.rpartition(".")[2] for pipeline in forgotten.pipelines]
+        names = [sync_of(opened.name, pipeline) for pipeline in forgotten.pipelines]
         warning = (
             f"{update_id} was a load of {', '.join(names)}: forgetting it does not load its rows "
             f"again, a rewind does: tidegate watermark rewind {names[0]} VALUE --reason …"
@@ -117,7 +118,7 @@ def forget(
 
 
 def _destinations(opened: Project) -> list[str]:
-    names = list(dict.fromkeys(sync.target.connection for sync in opened.syncs.values()))
+    names = opened.destinations
     if not names:
         raise UsageError(
             "no sync says where the markers are",

@@ -11,16 +11,21 @@ from tidegate.cli.output import print_error, print_json, print_line
 from tidegate.errors import TidegateError, UsageError
 
 if TYPE_CHECKING:
-    from tidegate.model.plan import SyncPlan
+    from tidegate.model.plan import ProjectPlan, SyncPlan
 
 _SHOWN_STATEMENTS = 3
 
 
 def plan(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Syncs to plan; all of them when none is named.")
+        list[str] | None,
+        typer.Argument(help="Syncs, groups or group.table; all of them when none is named."),
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Plan every sync; the default.")] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Print every table of a group as if it were named."),
+    ] = False,
     project: ProjectFolder = HERE,
     profile: Profile = None,
     as_json: AsJson = False,
@@ -36,25 +41,43 @@ def plan(
     if all_ and names:
         raise UsageError("--all and names were both given", "give one of them")
     opened = open_project(project, profile)
-    chosen = [opened.sync(name) for name in dict.fromkeys(names or opened.syncs)]
-    if not chosen:
+    if not opened.names:
         raise UsageError(
             "the project declares no sync", "add a [sync.NAME] section to tidegate.toml"
         )
-    found = plan_project(opened.context, chosen)
+    expanded = opened.expanded(names or None)
+    found = plan_project(opened.context, expanded.syncs, expanded.groups)
     if as_json:
         print_json(found)
     else:
-        for index, one in enumerate(found.plans):
-            if index:
-                print_line("")
-            for line in _lines(one):
-                print_line(line)
+        _print(found, set(names or ()), verbose=verbose)
         for refusal in found.refusals:
             error = TidegateError(f"{refusal.sync}: {refusal.message}", refusal.hint)
             print_error(error, as_json=False)
     if found.exit_code:
         raise typer.Exit(found.exit_code)
+
+
+def _print(found: ProjectPlan, named: set[str], *, verbose: bool) -> None:
+    """Single syncs in full; the tables of a group as one line each, unless they were named."""
+    from tidegate.cli.plan_groups import print_group
+
+    whole = {group.group for group in found.groups}
+    single = [one for one in found.plans if one.group not in whole or one.sync in named]
+    detailed = list(found.plans) if verbose else single
+    blank = False
+    for one in detailed:
+        if blank:
+            print_line("")
+        blank = True
+        for line in _lines(one):
+            print_line(line)
+    for group in found.groups:
+        if blank:
+            print_line("")
+        blank = True
+        tables = [one for one in found.plans if one.group == group.group]
+        print_group(group, tables, verbose=verbose)
 
 
 def _lines(plan: SyncPlan) -> list[str]:
@@ -76,6 +99,7 @@ def _lines(plan: SyncPlan) -> list[str]:
         rows.append(("", f"… and {len(plan.statements) - len(shown)} more (see --json)"))
     if plan.statements:
         rows.append(("publishes", plan.publish or "known once the transformation has run"))
+    rows += [("note", text) for text in plan.notes]
     rows += [("warning", text) for text in plan.warnings]
     return [plan.sync, *(f"  {label:<10} {text}" for label, text in rows)]
 
@@ -87,9 +111,8 @@ def _transformed(plan: SyncPlan) -> str:
 def _key(plan: SyncPlan) -> str:
     if not plan.key.columns:
         return "none: rows are not told apart"
-    origin = "declared" if plan.key.declared else "primary key"
     proof = "unique by an index" if plan.key.proven else "no unique index proves it"
-    return f"{', '.join(plan.key.columns)} ({origin}, {proof})"
+    return f"{', '.join(plan.key.columns)} ({plan.key.origin}, {proof})"
 
 
 def _cursor(plan: SyncPlan) -> str:

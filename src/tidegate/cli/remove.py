@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, open_project
-from tidegate.cli.output import print_json, print_line
+from tidegate.cli.output import print_json, print_line, print_table
 from tidegate.cli.translation import translated
 from tidegate.errors import ControlMismatch, UsageError
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 def remove(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The sync, declared or not.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="The sync, declared or not; a group or group.table."),
+    ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     drop_target: Annotated[
         bool, typer.Option("--drop-target", help="Drop the target table as well.")
@@ -42,15 +45,18 @@ def remove(
 
     opened = open_project(project, profile)
     with translated(f"looking for {name}"):
-        search = find_holdings(opened.context, name, opened.syncs)
+        search = find_holdings(opened.context, name, opened.syncs, opened.groups)
     found = search.found
+    declared = name in opened.names or name.partition(".")[0] in opened.groups
     if not found:
-        _nothing(name, name in opened.syncs, search, list(opened.syncs), as_json=as_json)
+        _nothing(name, declared, search, opened.names, as_json=as_json)
         return
     if drop_target:
         for one in found:
             check_drop(one)
-    if not as_json:
+    if not as_json and name in opened.groups:
+        _print_group(found, drop_target=drop_target)
+    elif not as_json:
         for one in found:
             _print_holdings(one, drop_target=drop_target)
     if not yes:
@@ -70,7 +76,7 @@ def remove(
     print_line(f"removed {name}")
     for connection, problem in search.unreachable.items():
         sys.stderr.write(f"note: {connection} could not be searched: {problem}\n")
-    if name in opened.syncs:
+    if declared:
         print_line("it is still declared: the next run loads it from the start")
 
 
@@ -137,6 +143,26 @@ def _print_holdings(one: Holdings, *, drop_target: bool) -> None:
         print_line(f"the table {one.target.relation} stays (--drop-target drops it)")
 
 
+def _print_group(found: list[Holdings], *, drop_target: bool) -> None:
+    print_table(
+        ("sync", "target", "moves", "markers", "the table"),
+        (
+            (
+                one.name,
+                one.target,
+                f"{one.moves:,}",
+                f"{one.markers:,}",
+                "is not there"
+                if not one.target_exists
+                else "IS DROPPED WITH ALL OF ITS ROWS"
+                if drop_target
+                else "stays",
+            )
+            for one in found
+        ),
+    )
+
+
 def _ask(name: str) -> None:
     if not sys.stdin.isatty():
         raise UsageError(f"removing {name} needs a yes", "look at what is listed, then add --yes")
@@ -147,6 +173,7 @@ def _ask(name: str) -> None:
 
 def _document(one: Holdings, *, drop_target: bool) -> dict[str, object]:
     return {
+        "sync": one.name,
         "target": str(one.target),
         "watermarks": one.watermarks,
         "moves": one.moves,

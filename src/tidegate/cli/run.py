@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 
 def run(
-    names: Annotated[list[str] | None, typer.Argument(help="Syncs to run.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Syncs to run, groups or group.table.")
+    ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Run every declared sync.")] = False,
     full_refresh: Annotated[
         bool,
@@ -60,7 +62,7 @@ def run(
     Example: tidegate run orders customers
     """
     opened = open_project(project, profile)
-    chosen = choose_syncs(names or [], all_, list(opened.syncs))
+    chosen = opened.expand(choose_syncs(names or [], all_, opened.names), fresh=full_refresh)
     started = time.monotonic()
     screen = _Screen(len(chosen), quiet=as_json)
     try:
@@ -95,8 +97,8 @@ class _Screen:
     count: int
     quiet: bool
 
-    def title(self, chosen: list[str]) -> str:
-        return f"{chosen[0]}: loading" if self.count == 1 else f"loading {self.count} syncs"
+    def title(self, chosen: list[Sync]) -> str:
+        return f"{chosen[0].name}: loading" if self.count == 1 else f"loading {self.count} syncs"
 
     def step(self, sync: Sync, load: LoadResult) -> None:
         if not self.quiet:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 def status(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Syncs to show; all of them when none is named.")
+        list[str] | None,
+        typer.Argument(help="Syncs, groups or group.table; all of them when none is named."),
     ] = None,
     check: Annotated[
         bool,
@@ -34,8 +35,8 @@ def status(
     from tidegate.insight.status import read_status
 
     opened = open_project(project, profile)
-    chosen = [opened.sync(name) for name in dict.fromkeys(names or opened.syncs)]
-    found = read_status(opened.context, chosen)
+    expanded = opened.expanded(names or None, from_ledger=True)
+    found = read_status(opened.context, expanded.syncs)
     if as_json:
         print_json(found)
     else:
@@ -47,7 +48,7 @@ def status(
                     one.state.value,
                     _when(one.last_run_at),
                     "" if one.rows is None else f"{one.rows:,}",
-                    one.watermark or "at the start",
+                    _watermark(one),
                     _behind(one),
                 )
                 for one in found.syncs
@@ -85,7 +86,15 @@ def _notes(status: SyncStatus) -> list[str]:
     return notes + [f"unreachable: {text}" for text in status.unreachable]
 
 
+def _watermark(status: SyncStatus) -> str:
+    if status.mode == "replace":
+        return "all of it" if status.version else "never loaded"
+    return status.watermark or "at the start"
+
+
 def _behind(status: SyncStatus) -> str:
+    if status.mode == "replace" and status.version:
+        return "not known without reading it"
     lag = status.lag
     if lag is None:
         return "unknown"

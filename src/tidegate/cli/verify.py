@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def verify(
-    names: Annotated[list[str] | None, typer.Argument(help="Syncs to verify.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Syncs to verify, groups or group.table.")
+    ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Verify every declared sync.")] = False,
     project: ProjectFolder = HERE,
     profile: Profile = None,
@@ -29,7 +31,7 @@ def verify(
     from tidegate.pipeline.verify import verify_sync
 
     opened = open_project(project, profile)
-    chosen = [opened.sync(name) for name in choose_syncs(names or [], all_, list(opened.syncs))]
+    chosen = opened.expand(choose_syncs(names or [], all_, opened.names))
     documents: list[Any] = []
     worst = 0
     for sync in chosen:

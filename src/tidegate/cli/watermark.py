@@ -35,7 +35,8 @@ def list_(project: ProjectFolder = HERE, profile: Profile = None, as_json: AsJso
 
     opened = open_project(project, profile)
     with translated("reading the watermarks"):
-        found = list_watermarks(opened.context, opened.syncs)
+        syncs = {sync.name: sync for sync in opened.expanded(from_ledger=True).syncs}
+        found = list_watermarks(opened.context, syncs, opened.groups)
     if as_json:
         print_json(
             [
@@ -60,7 +61,7 @@ def list_(project: ProjectFolder = HERE, profile: Profile = None, as_json: AsJso
                 else (
                     one.sync if one.declared else f"{one.sync} (not declared)",
                     one.target,
-                    one.watermark.value or _START,
+                    _value(one.watermark),
                     f"{one.watermark.rows_synced:,}",
                     one.watermark.generation,
                     one.watermark.version,
@@ -97,7 +98,7 @@ def show(
     for label, value in (
         ("sync", name),
         ("target", watermark.sync.target),
-        ("watermark", found.value or _START),
+        ("watermark", _value(found)),
         ("cursor type", found.cursor_type or "not known before the first load"),
         ("position", position or "no tie is open"),
         ("generation", found.generation),
@@ -197,6 +198,12 @@ def _document(watermark: Watermark) -> dict[str, Any]:
         "update_id": watermark.update_id,
         "moved_at": watermark.updated_at,
     }
+
+
+def _value(watermark: Watermark) -> str:
+    # Without a cursor a load takes the whole table.
+    whole = watermark.cursor_type is None and watermark.version > 0
+    return watermark.value or ("all of it" if whole else _START)
 
 
 def _moment(moment: Any) -> str:

@@ -86,6 +86,8 @@ class PostgresDestination:
     publish_timeout_seconds: float = 3600.0
     lease: Callable[[], AbstractContextManager[Connection]] | None = None
     """sessions for short work, where a new one each time would cost too much"""
+    project: str = ""
+    """its name, so that messages can name a sync as its user does"""
 
     @property
     def fences(self) -> Fences:
@@ -110,7 +112,7 @@ class PostgresDestination:
     def check_present(self, watermark: Watermark) -> None:
         """Refuse to go on from a watermark whose rows are not there any more."""
         with self.open() as connection:
-            check_present(connection, self.relation, watermark)
+            check_present(connection, self.relation, watermark, self.project)
 
     def holds_rows(self) -> bool:
         """Whether the target is there and has any row."""
@@ -131,7 +133,7 @@ class PostgresDestination:
         notes: tuple[str, ...] = ()
         with self.open() as connection:
             if rules.mode is not Mode.REPLACE:
-                check_present(connection, self.relation, watermark)
+                check_present(connection, self.relation, watermark, self.project)
             loaded = Loaded.recorded(watermark.declaration, source_names)
             evolution = find_evolution(connection, self.relation, shape, rules, loaded)
             if evolution is not None:

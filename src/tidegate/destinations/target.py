@@ -12,6 +12,7 @@ from tidegate.destinations.quarantine import check_conditions, ensure_rejected
 from tidegate.destinations.widening import accepts
 from tidegate.errors import DestinationError, TargetGone
 from tidegate.model.column import RelationKind, Table
+from tidegate.model.identity import sync_of
 from tidegate.model.relation import Relation
 from tidegate.model.rules import Mode, Rules
 from tidegate.model.shape import Shape
@@ -86,7 +87,9 @@ def fit_shape(connection: Connection, relation: Relation, shape: Shape) -> Shape
     )
 
 
-def check_present(connection: Connection, relation: Relation, watermark: Watermark) -> None:
+def check_present(
+    connection: Connection, relation: Relation, watermark: Watermark, project: str
+) -> None:
     """Refuse to go on from a watermark whose rows are not there any more."""
     if watermark.rows_synced == 0:
         return
@@ -97,7 +100,7 @@ def check_present(connection: Connection, relation: Relation, watermark: Waterma
     way_out = (
         "to load everything again: tidegate run NAME --full-refresh; to go on from elsewhere: "
         "tidegate watermark rewind NAME VALUE --reason …"
-    ).replace("NAME", watermark.pipeline.rpartition(".")[2])
+    ).replace("NAME", sync_of(project, watermark.pipeline))
     if table is None:
         raise TargetGone(
             f"{relation} does not exist, but {recorded}",

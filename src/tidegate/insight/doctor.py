@@ -53,8 +53,17 @@ def examine(
     syncs: list[Sync] = []
     try:
         syncs = list(declared(settings))
+        refused = [sync for sync in syncs if sync.refused is not None]
+        syncs = [sync for sync in syncs if sync.refused is None]
+        checks += [_refused(sync) for sync in refused]
         checks.append(ok("declarations", f"{len(syncs)} syncs"))
     except TidegateError as error:
         checks.append(fail("declarations", error.message, error.hint or "correct the declaration"))
     checks += check_databases(Context(settings), syncs)
     return Examination(settings.project.name, tuple(checks))
+
+
+def _refused(sync: Sync) -> Check:
+    assert sync.refused is not None
+    fix = sync.refused.hint or "correct the declaration"
+    return fail(f"declarations: {sync.name}", sync.refused.message, fix)

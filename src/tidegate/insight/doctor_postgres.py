@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,7 +11,7 @@ import psycopg
 
 from tidegate.errors import TidegateError
 from tidegate.insight.doctor_pooler import Pooling, detect_pooling
-from tidegate.model.check import Check, fail, ok, warn
+from tidegate.model.check import Check, Level, fail, ok, warn
 from tidegate.model.relation import Relation
 from tidegate.model.sync import Sync
 from tidegate.pipeline.context import Context
@@ -19,6 +20,7 @@ from tidegate.postgres.catalog import describe_table
 from tidegate.postgres.connect import Connection, first_line
 from tidegate.postgres.databases import CONTROL, label
 
+_MANY = 10
 _POOLED = (
     "connect to the server itself, or to a pool with pool_mode = session: advisory locks, exported "
     "snapshots and temporary tables need a session of their own"
@@ -90,7 +92,8 @@ def _check_database(context: Context, use: Use) -> list[Check]:
         if use.targets:
             schema = context.settings.ledger.schema_name
             checks.append(_check_schema(f"{name}: ledger", connection, schema))
-            checks += [_check_target(name, connection, one) for one in dict.fromkeys(use.targets)]
+            targets = [_check_target(name, connection, one) for one in dict.fromkeys(use.targets)]
+            checks += _in_short(f"{name}: targets", targets)
         if use.name == CONTROL:
             schema = context.settings.project.control_schema
             checks.append(_check_schema(f"{name}: schema", connection, schema))
@@ -133,7 +136,8 @@ def _check_pooler(name: str, pooling: Pooling) -> Check:
 def _check_source(
     name: str, connection: Connection, relations: Sequence[Relation], *, standby: bool
 ) -> list[Check]:
-    checks = [_check_readable(name, connection, one) for one in dict.fromkeys(relations)]
+    tables = [_check_readable(name, connection, one) for one in dict.fromkeys(relations)]
+    checks = _in_short(f"{name}: sources", tables)
     row = connection.execute(
         "SELECT pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')"
     ).fetchone()
@@ -149,6 +153,16 @@ def _check_source(
             )
         )
     return checks
+
+
+def _in_short(name: str, checks: list[Check]) -> list[Check]:
+    """Many tables that are well make one line."""
+    well = [check for check in checks if check.level is Level.OK]
+    if len(well) <= _MANY:
+        return checks
+    words = Counter(check.found for check in well)
+    summary = ok(name, ", ".join(f"{count} {text}" for text, count in words.items()))
+    return [summary, *(check for check in checks if check.level is not Level.OK)]
 
 
 def _check_readable(name: str, connection: Connection, relation: Relation) -> Check:

@@ -15,7 +15,8 @@ from tidegate.ledger.fences import Fence, Fences, publisher_name
 from tidegate.ledger.markers import Markers
 from tidegate.ledger.staging import Staging
 from tidegate.ledger.watermarks import Watermarks
-from tidegate.model.identity import DatabaseIdentity, pipeline_name
+from tidegate.model.group import Group
+from tidegate.model.identity import DatabaseIdentity, pipeline_name, sync_of
 from tidegate.model.relation import Endpoint, Relation
 from tidegate.model.sync import Sync
 from tidegate.pipeline.context import Context
@@ -47,12 +48,19 @@ class Search:
     unreachable: dict[str, str]
 
 
-def find_holdings(context: Context, name: str, syncs: Mapping[str, Sync]) -> Search:
+def find_holdings(
+    context: Context, name: str, syncs: Mapping[str, Sync], groups: Mapping[str, Group]
+) -> Search:
     """What is recorded of a sync, declared or not, in every database that may hold it."""
+    if name in groups:
+        return tables_of_group(context, groups[name])
     pipeline = pipeline_name(context.settings.project.name, name)
     declared = syncs.get(name)
+    head, dot, _ = name.partition(".")
     if declared is not None:
         connections = [declared.target.connection]
+    elif dot and head in groups:
+        connections = [groups[head].target.connection]
     else:
         connections = [name for name in context.settings.connections if _is_postgres(context, name)]
     found: list[Holdings] = []
@@ -70,6 +78,24 @@ def find_holdings(context: Context, name: str, syncs: Mapping[str, Sync]) -> Sea
                 raise
             unreachable[connection_name] = error.message
     return Search(found, unreachable)
+
+
+def tables_of_group(context: Context, group: Group) -> Search:
+    """What is recorded of every table of a declared group, whether or not it still exists."""
+    found: list[Holdings] = []
+    connection_name = group.target.connection
+    prefix = pipeline_name(group.project, group.name) + "."
+    with context.databases.connect(connection_name) as connection:
+        ledger = context.ledger(connection_name)
+        pipelines = dict.fromkeys(
+            one.pipeline
+            for one in Watermarks(ledger).of_project(connection, group.project)
+            if one.pipeline.startswith(prefix)
+        )
+        for pipeline in pipelines:
+            name = sync_of(group.project, pipeline)
+            found += _find_in(context, connection, connection_name, name, pipeline)
+    return Search(found, {})
 
 
 def check_drop(holdings: Holdings) -> None:

@@ -11,12 +11,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidegate.errors import TidegateError, UsageError
-from tidegate.insight.proposal import LeftOut, Proposal, look
-from tidegate.model.relation import Endpoint, Relation
-from tidegate.postgres.connect import connect
+from tidegate.model.relation import Endpoint, Relation, display
+from tidegate.model.sync import Sync
+from tidegate.pipeline.expansion import (
+    Expansion,
+    Neighbours,
+    expand_listing,
+    list_group,
+    make_group,
+)
+from tidegate.postgres.connect import Connection, connect
 from tidegate.postgres.conninfo import check
+from tidegate.settings import SyncSettings
 from tidegate.settings.dotenv import read_dotenv
 from tidegate.settings.location import parse_location
+from tidegate.sources.proposal import LeftOut, Proposal, look
+from tidegate.sources.relations import list_candidates
 
 FILE = "tidegate.toml"
 WAREHOUSE = "warehouse"
@@ -48,6 +58,23 @@ warehouse = "embedded:warehouse"
 """
 
 
+# From here on one section for all is shorter to read and keeps up with new tables.
+_MANY = 20
+_GROUP = """
+# All {count} tables: each by its primary key and the column that rises with every change; one
+# without such a column is loaded whole. `tidegate plan` prints the choice for every table.
+[sync.{name}]
+source = {source}
+target = {target}
+# exclude = ["tmp_*"]      # tables to leave out
+# lookback = "10 minutes"  # for rows that were stamped before they were committed
+
+# A table that needs something else is declared on its own, and the group leaves it out:
+# [sync.another_name]
+{one_source}{one_target}# cursor = "created_at"    # if its rows never change
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class ProposedSync:
     """One [sync.NAME] section."""
@@ -56,6 +83,15 @@ class ProposedSync:
     source: Endpoint
     target: Endpoint
     proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class ProposedGroup:
+    """One [sync.NAME] section for many tables, and what it comes to now."""
+
+    source: str
+    target: str
+    expansion: Expansion
 
 
 @dataclass(slots=True)
@@ -68,6 +104,7 @@ class Scaffold:
     variable: str | None = None
     url: str | None = field(default=None, repr=False)
     syncs: list[ProposedSync] = field(default_factory=list)
+    group: ProposedGroup | None = None
     left_out: list[LeftOut] = field(default_factory=list)
 
 
@@ -124,6 +161,8 @@ def render(scaffold: Scaffold) -> str:
         f'{WAREHOUSE} = "embedded:{WAREHOUSE}"\n',
         *(_section(sync) for sync in scaffold.syncs),
     ]
+    if scaffold.group is not None:
+        parts.append(_group_section(scaffold.connection, scaffold.group))
     if scaffold.left_out:
         parts.append("\n# Not synced:\n")
         parts += [comment(f"{one.relation}: {one.reason}") for one in scaffold.left_out]
@@ -174,10 +213,15 @@ def _read_source(scaffold: Scaffold, source: str) -> None:
         )
     check(location.conninfo, "--source")
     with connect(location.conninfo, name="the source") as connection:
-        proposals, scaffold.left_out = look(connection)
-        database = connection.info.dbname
+        scaffold.connection = _connection_name(connection.info.dbname)
+        loadable = [one for one in list_candidates(connection) if one.is_loadable_table]
+        if len(loadable) > _MANY:
+            proposals: list[Proposal] = []
+            schemas = {one.relation.schema for one in loadable}
+            _propose_group(scaffold, connection, schemas)
+        else:
+            proposals, scaffold.left_out = look(connection)
     scaffold.url = location.conninfo
-    scaffold.connection = _connection_name(database)
     scaffold.variable = _variable(
         scaffold.connection, scaffold.url, read_dotenv(scaffold.folder / ".env"), os.environ
     )
@@ -195,6 +239,36 @@ def _read_source(scaffold: Scaffold, source: str) -> None:
                 proposal,
             )
         )
+
+
+def _propose_group(scaffold: Scaffold, connection: Connection, schemas: set[str]) -> None:
+    assert scaffold.connection is not None
+    schema = display(next(iter(schemas))) if len(schemas) == 1 else "*"
+    source = f"{scaffold.connection}:{schema}.*"
+    target = f"{WAREHOUSE}:{'raw' if len(schemas) == 1 else '{schema}'}.{{table}}"
+    values = SyncSettings.model_validate({"source": source, "target": target})
+    template = Sync(
+        scaffold.name, scaffold.connection, Endpoint.parse(source), Endpoint.parse(target)
+    )
+    listing = list_group(connection, make_group(template, values), Neighbours())
+    expansion = expand_listing(connection, listing, {})
+    scaffold.group = ProposedGroup(source, target, expansion)
+    parts = {one.relation for one in list_candidates(connection) if one.is_part_of_another}
+    scaffold.left_out = [one for one in expansion.left_out if one.relation not in parts]
+
+
+def _group_section(name: str, group: ProposedGroup) -> str:
+    syncs = group.expansion.syncs
+    first = next((sync for sync in syncs if sync.cursor is None), syncs[0])
+    example = text(str(first.source)), text(str(first.target))
+    return _GROUP.format(
+        name=name,
+        count=len(syncs),
+        source=text(group.source),
+        target=text(group.target),
+        one_source=comment(f"source = {example[0]}"),
+        one_target=comment(f"target = {example[1]}"),
+    )
 
 
 def _section(sync: ProposedSync) -> str:

@@ -88,6 +88,8 @@ class SyncStatus:
     lock: Lock | None
     unreachable: tuple[str, ...]
     problem: str | None
+    mode: str = "merge"
+    version: int = 0
 
     @property
     def is_well(self) -> bool:
@@ -165,6 +167,8 @@ class _Look:
             lock=lock,
             unreachable=tuple(dict.fromkeys(unreachable)),
             problem=problem,
+            mode=self.sync.mode.value,
+            version=watermark.version if watermark else 0,
         )
 
     def _watermark(self) -> Watermark:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from psycopg import errors as pg
@@ -11,6 +11,7 @@ from tidegate.control.workers import user_name
 from tidegate.errors import BusyError, TidegateError, UsageError
 from tidegate.ledger.watermarks import Move, Watermarks
 from tidegate.model.cursor import CursorType
+from tidegate.model.identity import sync_of
 from tidegate.model.rules import Mode
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
@@ -124,15 +125,21 @@ class ListedWatermark:
     problem: str | None = None
 
 
-def list_watermarks(context: Context, syncs: Mapping[str, Sync]) -> list[ListedWatermark]:
+def list_watermarks(
+    context: Context, syncs: Mapping[str, Sync], groups: Collection[str] = ()
+) -> list[ListedWatermark]:
     """The watermark of every declared sync, and those that undeclared ones left behind."""
     found: list[ListedWatermark] = []
     by_connection: dict[str, list[Sync]] = {}
     for sync in syncs.values():
+        if sync.refused is not None and sync.name == sync.group:
+            problem = sync.refused.message
+            found.append(ListedWatermark(sync.name, str(sync.target), None, problem=problem))
+            continue
         by_connection.setdefault(sync.target.connection, []).append(sync)
     for name, its_syncs in by_connection.items():
         try:
-            found += _list_connection(context, name, its_syncs)
+            found += _list_connection(context, name, its_syncs, groups)
         except TidegateError as error:
             found += [
                 ListedWatermark(sync.name, str(sync.target), None, problem=error.message)
@@ -142,7 +149,9 @@ def list_watermarks(context: Context, syncs: Mapping[str, Sync]) -> list[ListedW
     return sorted(found, key=lambda one: (order.get(one.sync, len(order)), one.sync, one.target))
 
 
-def _list_connection(context: Context, name: str, syncs: list[Sync]) -> list[ListedWatermark]:
+def _list_connection(
+    context: Context, name: str, syncs: list[Sync], groups: Collection[str]
+) -> list[ListedWatermark]:
     project = context.settings.project.name
     with context.databases.connect(name) as connection:
         states = Watermarks(context.ledger(name)).of_project(connection, project)
@@ -153,9 +162,10 @@ def _list_connection(context: Context, name: str, syncs: list[Sync]) -> list[Lis
         watermark = recorded.pop(key, None) or Watermark(*key)
         found.append(ListedWatermark(sync.name, str(sync.target), watermark))
     for (pipeline, table), watermark in recorded.items():
-        left = pipeline.removeprefix(f"{project}.")
-        # A dot means another project, whose name begins like this one's.
-        if "." not in left:
+        left = sync_of(project, pipeline)
+        head, dot, _ = left.partition(".")
+        # A dot means a table of a group, or another project, whose name begins like this one's.
+        if not dot or head in groups:
             found.append(ListedWatermark(left, f"{name}:{table}", watermark, declared=False))
     return found
 

@@ -23,8 +23,13 @@ class DatabaseIdentity:
 
 
 def pipeline_name(project: str, sync: str) -> str:
-    """The name under which a sync keeps its state; sync names have no dots, so it splits back."""
+    """The name under which a sync keeps its state; both parts may hold dots."""
     return f"{project}.{sync}"
+
+
+def sync_of(project: str, pipeline: str) -> str:
+    """The sync of a pipeline of this project."""
+    return pipeline.removeprefix(f"{project}.")
 
 
 def resource_name(database: DatabaseIdentity, relation: Relation) -> str:

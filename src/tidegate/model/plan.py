@@ -26,6 +26,8 @@ class KeyPlan:
     columns: tuple[str, ...]
     declared: bool
     proven: bool
+    origin: str = "declared"
+    """who chose it: declared, primary key, unique index, or the loads before"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,35 @@ class SyncPlan:
     lock: Lock
     expected_seconds: float | None
     warnings: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    """what was chosen for a table of a group, and why"""
+    group: str | None = None
+    table: str | None = None
+    """its name within the group"""
+    source_rows: int = 0
+    """about how many rows the source has"""
+    is_large: bool = False
+    """whether it loads so much each time that it deserves a second thought"""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOutTable:
+    """What a group's pattern matches and the group does not load, and why."""
+
+    table: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """How a group came to its tables."""
+
+    group: str
+    source: str
+    target: str
+    tables: int
+    left_out: tuple[LeftOutTable, ...]
+    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +121,7 @@ class Refusal:
     message: str
     hint: str | None
     exit_code: int
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +130,7 @@ class ProjectPlan:
 
     plans: tuple[SyncPlan, ...]
     refusals: tuple[Refusal, ...]
+    groups: tuple[GroupPlan, ...] = ()
 
     @property
     def exit_code(self) -> int:

@@ -20,7 +20,7 @@ class Relation:
     name: str
 
     def __str__(self) -> str:
-        return f"{_display(self.schema)}.{_display(self.name)}"
+        return f"{display(self.schema)}.{display(self.name)}"
 
     @classmethod
     def parse(cls, text: str) -> Relation:
@@ -70,7 +70,8 @@ class Endpoint:
         return cls(connection.strip(), Relation.parse(relation.strip()))
 
 
-def _display(part: str) -> str:
+def display(part: str) -> str:
+    """A name as SQL would write it; quoted unless it is plain."""
     if _PLAIN.match(part):
         return part
     return '"' + part.replace('"', '""') + '"'

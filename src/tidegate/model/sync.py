@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tidegate.errors import TidegateError
 from tidegate.model.cursor import NullPolicy
 from tidegate.model.identity import pipeline_name
 from tidegate.model.relation import Endpoint
@@ -42,6 +43,13 @@ class Sync:
     reject_limit: float = 0.05
     drift: Drift = Drift.EVOLVE
     transform: Callable[[Any], Any] | None = None
+    group: str | None = None
+    """the group that it is one table of"""
+    proposed: frozenset[str] = frozenset()
+    """what nobody declared: `key`, `cursor` or `null_cursor` chosen from the catalog"""
+    notes: tuple[str, ...] = ()
+    refused: TidegateError | None = None
+    """why it cannot be run, known before anything is read"""
 
     @property
     def pipeline(self) -> str:

@@ -91,6 +91,12 @@ def _tables_before(context: Context, control: Connection | None, sync: Sync) -> 
 
 
 def _way_out(sync: Sync) -> str:
+    if sync.group is not None:
+        return (
+            f"to load everything again as it is now: tidegate run {sync.name} --full-refresh; to "
+            f"choose for this table alone, declare it on its own with source = "
+            f'"{sync.source_name}", and group {sync.group} leaves it out'
+        )
     return (
         f"to load everything again as declared now: tidegate run {sync.name} --full-refresh; to "
         "keep both, give the new one another name"

@@ -67,4 +67,5 @@ class Context:
             control_id=self.control_id(),
             lock_timeout_seconds=self.settings.worker.lock_timeout_seconds,
             publish_timeout_seconds=self.settings.worker.publish_timeout_seconds,
+            project=self.settings.project.name,
         )

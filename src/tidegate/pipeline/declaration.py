@@ -11,7 +11,7 @@ from psycopg import sql
 from tidegate.errors import DeclarationError, SourceError
 from tidegate.model.column import Column, RelationKind, Table
 from tidegate.model.cursor import CursorType, NullPolicy
-from tidegate.model.relation import Relation
+from tidegate.model.relation import MAX_NAME_BYTES, Relation
 from tidegate.model.rules import Mode
 from tidegate.model.shape import Shape, StagedColumn
 from tidegate.model.sync import Sync
@@ -80,6 +80,23 @@ def passthrough_shape(destination: Connection, source: PostgresSource) -> Shape:
 
 
 def _check_supported(sync: Sync) -> None:
+    if sync.refused is not None:
+        raise sync.refused
+    long = next(
+        (
+            part
+            for part in (sync.target.relation.schema, sync.target.relation.name)
+            if len(part.encode()) > MAX_NAME_BYTES
+        ),
+        None,
+    )
+    if long is not None:
+        raise DeclarationError(
+            f"sync {sync.name}: the name of its target, {long!r}, is longer than "
+            f"{MAX_NAME_BYTES} bytes",
+            "Postgres would cut it off; choose a shorter target, or exclude the table and declare "
+            "it on its own",
+        )
     if sync.changes != "cursor":
         raise DeclarationError(
             f'sync {sync.name}: changes = "{sync.changes}" is not available yet',
@@ -190,6 +207,8 @@ def _resolve_key(table: Table, sync: Sync) -> tuple[str, ...]:
             f'declare the columns that identify a row, such as key = ["{table.column_names[0]}"], '
             'or load the whole of it each time with mode = "replace"',
         )
+    if not sync.key and sync.group is not None and sync.mode is Mode.REPLACE:
+        return ()
     if not sync.key:
         raise DeclarationError(
             f"sync {sync.name}: key is empty, and {sync.mode} needs one",

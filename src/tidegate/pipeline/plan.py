@@ -31,7 +31,16 @@ from tidegate.model.cursor import Guarantee
 from tidegate.model.drift import Loaded
 from tidegate.model.horizon import Horizon
 from tidegate.model.job import SYNC
-from tidegate.model.plan import CursorPlan, KeyPlan, ProjectPlan, Refusal, SyncPlan, TargetPlan
+from tidegate.model.plan import (
+    CursorPlan,
+    GroupPlan,
+    KeyPlan,
+    LeftOutTable,
+    ProjectPlan,
+    Refusal,
+    SyncPlan,
+    TargetPlan,
+)
 from tidegate.model.rules import Duplicates, Mode
 from tidegate.model.shape import Shape
 from tidegate.model.sync import Sync
@@ -39,6 +48,7 @@ from tidegate.model.watermark import Watermark
 from tidegate.pipeline.changed import refuse_changed, refuse_moved
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import passthrough_shape, resolve_source
+from tidegate.pipeline.expansion import Expansion
 from tidegate.pipeline.loaded import pending_condition
 from tidegate.pipeline.lock import read_lock, refuse_other_plane
 from tidegate.pipeline.reading import bounded, count_rows, read_only
@@ -59,7 +69,9 @@ _REMOTE_PARALLELISM = 4
 _LARGE_ROWS = 1_000_000
 
 
-def plan_project(context: Context, syncs: Iterable[Sync]) -> ProjectPlan:
+def plan_project(
+    context: Context, syncs: Iterable[Sync], groups: Iterable[Expansion] = ()
+) -> ProjectPlan:
     """Plan every given sync; one that is refused does not keep the others from being planned."""
     plans: list[SyncPlan] = []
     refusals: list[Refusal] = []
@@ -70,9 +82,28 @@ def plan_project(context: Context, syncs: Iterable[Sync]) -> ProjectPlan:
             except TidegateError as error:
                 code = 1 if isinstance(error, ConnectionFailed) else 2
                 refusals.append(
-                    Refusal(sync.name, type(error).__name__, error.message, error.hint, code)
+                    Refusal(
+                        sync.name,
+                        type(error).__name__,
+                        error.message,
+                        error.hint,
+                        code,
+                        sync.group,
+                    )
                 )
-    return ProjectPlan(tuple(plans), tuple(refusals))
+    return ProjectPlan(tuple(plans), tuple(refusals), tuple(_plan_group(one) for one in groups))
+
+
+def _plan_group(expansion: Expansion) -> GroupPlan:
+    group = expansion.group
+    return GroupPlan(
+        group=group.name,
+        source=group.source,
+        target=str(group.target),
+        tables=sum(sync.name != group.name for sync in expansion.syncs),
+        left_out=tuple(LeftOutTable(str(one.relation), one.reason) for one in expansion.left_out),
+        warnings=expansion.warnings,
+    )
 
 
 def plan_sync(sessions: Sessions, sync: Sync) -> SyncPlan:
@@ -119,7 +150,9 @@ class _Planning:
             batch = phases[0].batch if phases else None
             statements = self._statements(connection, source, batch)
         rows = sum(phase.rows for phase in phases)
-        warnings += _warnings(sync, source, horizon, guarantee)
+        # Nobody may have analyzed the table yet.
+        size = max(source.table.estimated_rows, rows)
+        warnings += _warnings(sync, source, horizon, guarantee, size)
         if target_plan.rows_present and watermark.version == 0:
             warnings.append(
                 f"{sync.target} holds rows already and everything is loaded into it; to go on "
@@ -133,7 +166,12 @@ class _Planning:
             target=str(sync.target),
             mode=sync.mode.value,
             transformed=sync.transform is not None,
-            key=KeyPlan(source.key, bool(sync.key), source.table.proves_unique(source.key)),
+            key=KeyPlan(
+                source.key,
+                bool(sync.key) and "key" not in sync.proposed,
+                source.table.proves_unique(source.key),
+                _key_origin(sync, source),
+            ),
             cursor=None
             if source.cursor is None
             else CursorPlan(
@@ -158,6 +196,11 @@ class _Planning:
             lock=read_lock(self.sessions, sync),
             expected_seconds=rows / rate if rate and rows else None,
             warnings=tuple(warnings),
+            notes=sync.notes,
+            group=sync.group,
+            table=sync.name.removeprefix(f"{sync.group}.") if sync.group else None,
+            source_rows=size,
+            is_large=source.cursor is None and size > _LARGE_ROWS,
         )
 
     def _check_key(self, connection: Connection, source: PostgresSource) -> list[str]:
@@ -269,7 +312,7 @@ def _plan_target(
 ) -> TargetPlan:
     relation = sync.target.relation
     if sync.mode is not Mode.REPLACE:
-        check_present(connection, relation, watermark)
+        check_present(connection, relation, watermark, sync.project)
     table = describe_table(connection, relation)
     exists = table is not None
     evolution = None
@@ -322,11 +365,11 @@ def _publish_statement(
 
 
 def _warnings(
-    sync: Sync, source: PostgresSource, horizon: Horizon, guarantee: Guarantee
+    sync: Sync, source: PostgresSource, horizon: Horizon, guarantee: Guarantee, size: int
 ) -> list[str]:
     found: list[str] = []
     if source.cursor is None:
-        return _replace_warnings(sync, source)
+        return _replace_warnings(sync, source, size)
     relation, cursor = source.table.relation, source.cursor.name
     if source.table.query is not None:
         found.append("whether an index serves the query cannot be seen; every batch runs it anew")
@@ -343,12 +386,20 @@ def _warnings(
     return found
 
 
-def _replace_warnings(sync: Sync, source: PostgresSource) -> list[str]:
+def _key_origin(sync: Sync, source: PostgresSource) -> str:
+    if sync.key and "key" not in sync.proposed:
+        return "declared"
+    if set(source.key) == set(source.table.primary_key):
+        return "primary key"
+    return "unique index" if source.table.proves_unique(source.key) else "as loaded before"
+
+
+def _replace_warnings(sync: Sync, source: PostgresSource, size: int) -> list[str]:
     found: list[str] = []
-    if source.table.estimated_rows > _LARGE_ROWS:
+    if size > _LARGE_ROWS:
         found.append(
-            f"every run that finds a change loads all of about {source.table.estimated_rows:,} "
-            "rows; a cursor would load only what changed"
+            f"every run that finds a change loads all of about {size:,} rows; a cursor would load "
+            "only what changed"
         )
     if not source.key:
         found.append("without a key every row is deleted and inserted when anything changed")

@@ -69,7 +69,7 @@ class _Verifying:
             )
         refuse_changed(watermark, source, sync)
         if describe_table(target, sync.target.relation) is None:
-            check_present(target, sync.target.relation, watermark)
+            check_present(target, sync.target.relation, watermark, sync.project)
             with read_only(connection):
                 waiting = _count(
                     connection, source, pending_condition(source, watermark, nulls=False)

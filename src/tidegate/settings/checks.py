@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, SecretStr
 
+from tidegate.model.pattern import split_parts
 from tidegate.settings.durations import format_duration, parse_duration
 from tidegate.settings.explain import nearest
 from tidegate.settings.location import parse_location
@@ -162,6 +163,17 @@ def _share(value: object) -> float:
     return share
 
 
+def _patterns(value: object) -> tuple[str, ...]:
+    given = (value,) if isinstance(value, str) else value
+    expected = 'a pattern or a list of patterns, for example "order_*" or ["public.o*", "users"]'
+    if not isinstance(given, list | tuple) or not given:
+        raise ValueError(expected)
+    for one in given:
+        if not isinstance(one, str) or not 1 <= len(split_parts(one)) <= 2:
+            raise ValueError(expected)
+    return tuple(given)
+
+
 def _source(value: object) -> str:
     """A relation, or a connection alone for a query."""
     if isinstance(value, str) and _CONNECTION.fullmatch(value):
@@ -210,6 +222,7 @@ def _remote(value: object) -> object:
 
 
 Text = Annotated[str, BeforeValidator(_text)]
+Patterns = Annotated[tuple[str, ...], BeforeValidator(_patterns)]
 Identifier = Annotated[str, BeforeValidator(_identifier)]
 Schema = Annotated[str, BeforeValidator(_schema)]
 Relation = Annotated[str, BeforeValidator(_relation)]

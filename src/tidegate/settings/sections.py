@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer, model_validator
 
+from tidegate.model.group import TargetTemplate
+from tidegate.model.pattern import split_parts
 from tidegate.settings import checks as values
 from tidegate.settings.durations import parse_duration
 from tidegate.settings.explain import Conflict
@@ -143,6 +145,8 @@ class SyncSettings(SyncDefaults):
 
     source: values.Source
     target: values.Relation
+    include: values.Patterns = ()
+    exclude: values.Patterns = ()
     key: values.Columns | None = None
     cursor: values.Text | None = None
     columns: values.Columns | None = None
@@ -152,6 +156,39 @@ class SyncSettings(SyncDefaults):
     before_sql: values.Statements = ()
     after_sql: values.Statements = ()
     checks: values.Checks = Field(default_factory=dict)
+
+    @property
+    def is_group(self) -> bool:
+        """Whether the source is a pattern, so that this stands for many tables."""
+        _, _, relation = self.source.partition(":")
+        parts = split_parts(relation.strip())
+        return any(not quoted and ("*" in part or "?" in part) for part, quoted in parts)
+
+    @model_validator(mode="after")
+    def _one_table_or_many(self) -> SyncSettings:
+        template = TargetTemplate.parse(self.target)
+        fields = template.fields if template is not None else frozenset()
+        connection = self.source.partition(":")[0]
+        if not self.is_group:
+            many = f'source names one table; for many write source = "{connection}:public.*"'
+            for name in ("include", "exclude"):
+                if getattr(self, name):
+                    raise Conflict(name, f"is set, but {many}")
+            if fields:
+                raise Conflict(
+                    "target",
+                    f'is "{self.target}", but {many}; if the braces are part of the name, put '
+                    "double quotes around it",
+                )
+        elif "table" not in fields:
+            raise Conflict(
+                "target",
+                f'is "{self.target}" for every table of "{self.source}"; put {{table}} into it, '
+                f'such as "{self.target.partition(":")[0]}:raw.{{table}}"',
+            )
+        elif self.mode == "replace" and self.cursor is not None:
+            raise Conflict("cursor", 'is set beside mode = "replace"; remove one of them')
+        return self
 
     @model_validator(mode="after")
     def _one_way_to_read(self) -> SyncSettings:

@@ -1,37 +1,20 @@
-"""What could be synced from a database: a key and a cursor for every table that has them."""
+"""What could be synced from a database: a key and a cursor for every table that has them.
+
+A column that only new rows fill, such as created_at, is proposed to a person and never taken
+without one: changes of old rows would be missed.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from tidegate.model.column import Column, RelationKind, Table
+from tidegate.model.column import Column, Table
 from tidegate.model.cursor import CursorType
 from tidegate.model.relation import Relation
 from tidegate.postgres.catalog import describe_table
 from tidegate.postgres.connect import Connection
-
-# The user's own relations: neither the system's, nor an extension's, nor a partition of another
-# table, nor in a schema where Tidegate keeps its own tables.
-_RELATIONS = r"""
-SELECT n.nspname, c.relname, c.relkind,
-       has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'),
-       ARRAY(SELECT a.attname FROM pg_attribute a
-             LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-             WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-               AND (a.attidentity <> '' OR pg_get_expr(d.adbin, d.adrelid) LIKE 'nextval(%')
-             ORDER BY a.attnum)::text[]
-FROM pg_class c
-JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition AND c.relpersistence <> 't'
-  AND n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\_%'
-  AND NOT EXISTS (SELECT FROM pg_depend e WHERE e.classid = 'pg_class'::regclass
-                  AND e.objid = c.oid AND e.deptype = 'e')
-  AND NOT EXISTS (SELECT FROM pg_class own WHERE own.relnamespace = n.oid
-                  AND own.relname IN ('watermark_log', 'fence_tokens'))
-ORDER BY 1, 2
-LIMIT 2000
-"""
+from tidegate.sources.relations import list_candidates
 
 _WHEN = r"(?:_(?:at|on|date|time|datetime|timestamp|ts|utc|tz))*"
 _PREFIX = r"(?:last_|date_|time_|row_|record_|sys_)?"
@@ -71,14 +54,19 @@ def look(connection: Connection) -> tuple[list[Proposal], list[LeftOut]]:
     """Go through the user's own relations and propose what can be synced with merge."""
     proposals: list[Proposal] = []
     left_out: list[LeftOut] = []
-    for schema, name, kind, readable, serials in connection.execute(_RELATIONS).fetchall():
-        relation = Relation(schema, name)
-        reason = _reason_against(relation, RelationKind(kind), readable=readable)
+    for candidate in list_candidates(connection):
+        if candidate.is_part_of_another:
+            continue
+        relation, reason = candidate.relation, candidate.reason_against
+        if reason is None and candidate.kind_words is not None:
+            reason = (
+                f"{candidate.kind_words} has no key of its own: declare key and cursor to sync it"
+            )
         table = None if reason else describe_table(connection, relation)
         if table is None:
             left_out.append(LeftOut(relation, reason or "it was dropped a moment ago"))
             continue
-        found = propose(table, frozenset(serials))
+        found = propose(table, candidate.serials)
         if isinstance(found, Proposal):
             proposals.append(found)
         else:
@@ -88,7 +76,7 @@ def look(connection: Connection) -> tuple[list[Proposal], list[LeftOut]]:
 
 def propose(table: Table, serials: frozenset[str] = frozenset()) -> Proposal | LeftOut:
     """A key and a cursor for one table; `serials` are columns filled from a sequence."""
-    key, is_primary = _key(table)
+    key, is_primary = propose_key(table)
     if not key:
         return LeftOut(table.relation, "no primary key, and no unique index without NULLs")
     cursor, notes = _cursor(table, key, serials)
@@ -103,22 +91,8 @@ def propose(table: Table, serials: frozenset[str] = frozenset()) -> Proposal | L
     return Proposal(table.relation, key, is_primary, cursor.name, not cursor.not_null, notes)
 
 
-def _reason_against(relation: Relation, kind: RelationKind, *, readable: bool) -> str | None:
-    if _CONTROL_CHARACTER.search(relation.schema + relation.name):
-        return "its name holds a control character, which tidegate.toml cannot spell"
-    if not readable:
-        return "this role may not read it"
-    if kind not in (RelationKind.TABLE, RelationKind.PARTITIONED):
-        words = {
-            RelationKind.VIEW: "a view",
-            RelationKind.MATERIALIZED_VIEW: "a materialized view",
-            RelationKind.FOREIGN: "a foreign table",
-        }
-        return f"{words[kind]} has no key of its own: declare key and cursor to sync it"
-    return None
-
-
-def _key(table: Table) -> tuple[tuple[str, ...], bool]:
+def propose_key(table: Table) -> tuple[tuple[str, ...], bool]:
+    """The primary key, else the shortest unique index without NULLs; whether it is the former."""
     if table.primary_key:
         return table.primary_key, True
     required = {
@@ -128,6 +102,16 @@ def _key(table: Table) -> tuple[tuple[str, ...], bool]:
     }
     usable = [unique for unique in table.unique_keys if set(unique) <= required]
     return (min(usable, key=len), False) if usable else ((), False)
+
+
+def propose_cursor(table: Table) -> Column | None:
+    """The best column that rises with every change, such as updated_at."""
+    ranked = [
+        (_rank(table, column), column)
+        for column in table.columns
+        if _place(column, (), frozenset()) == 0
+    ]
+    return min(ranked, key=lambda one: one[0])[1] if ranked else None
 
 
 def _cursor(
