@@ -60,7 +60,8 @@ class Publication:
     batch: Batch
     shape: Shape
     writes: tuple[StagedWrite, ...]
-    watermark: Watermark
+    watermark: Watermark | None
+    """what the load moves; None where the rows have no place in a source"""
     cursor_type: CursorType | None
     fence: Fence
     moved_by: str
@@ -113,15 +114,16 @@ class PostgresDestination:
             found = describe_table(connection, self.relation) is not None
             return found and not is_empty(connection, qualified(self.relation))
 
-    def prepare(self, shape: Shape, watermark: Watermark, rules: Rules) -> None:
+    def prepare(self, shape: Shape, watermark: Watermark | None, rules: Rules) -> None:
         """Make or check the target, before anything is staged."""
         with self.open() as connection:
-            if rules.mode is not Mode.REPLACE:
+            if watermark is not None and rules.mode is not Mode.REPLACE:
                 check_present(connection, self.relation, watermark)
             ensure_target(connection, self.relation, shape, rules)
-            Watermarks(self.ledger).ensure(
-                connection, watermark.pipeline, str(self.relation), watermark.cursor_type
-            )
+            if watermark is not None:
+                Watermarks(self.ledger).ensure(
+                    connection, watermark.pipeline, str(self.relation), watermark.cursor_type
+                )
 
     def check(
         self, shape: Shape, writes: Sequence[StagedWrite], fence: Fence, rules: Rules
@@ -208,19 +210,8 @@ class PostgresDestination:
                 _run_all(connection, publication.rules.after_sql, "after_sql", self.relation)
                 reach("publish.applied")
                 # 5.
-                before = publication.watermark
-                after = before.after(publication.batch, rows - rejected, publication.update_id)
-                Watermarks(self.ledger).move(
-                    connection,
-                    before,
-                    after,
-                    cursor_type=publication.cursor_type,
-                    fence=fence.token,
-                    attempt_id=fence.attempt_id,
-                    moved_by=publication.moved_by,
-                    reason=f"load {publication.batch.kind.value}",
-                    declaration=publication.declaration,
-                )
+                if publication.watermark is not None:
+                    self._move(connection, publication, publication.watermark, rows - rejected)
                 reach("publish.moved")
             reach("publish.committed")
             if applied.first:
@@ -228,6 +219,21 @@ class PostgresDestination:
                 table = physical_table(self.relation, publication.shape, publication.rules)
                 connection.execute(sql.SQL("ANALYZE {}").format(qualified(table)))
             return Published(rows, applied.changed, rejected=rejected)
+
+    def _move(
+        self, connection: Connection, publication: Publication, before: Watermark, rows: int
+    ) -> None:
+        Watermarks(self.ledger).move(
+            connection,
+            before,
+            before.after(publication.batch, rows, publication.update_id),
+            cursor_type=publication.cursor_type,
+            fence=publication.fence.token,
+            attempt_id=publication.fence.attempt_id,
+            moved_by=publication.moved_by,
+            reason=f"load {publication.batch.kind.value}",
+            declaration=publication.declaration,
+        )
 
     def _bound(self, connection: Connection, remaining_seconds: float) -> None:
         """Nothing here may outlast its welcome: a stopped publisher must not block others."""

@@ -15,7 +15,7 @@ from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.changed import declaration
 from tidegate.pipeline.context import Context
-from tidegate.pipeline.stage import Reading, stage_batch
+from tidegate.pipeline.stage import Reading, Staged, stage_batch
 from tidegate.postgres.connect import Connection
 from tidegate.sources.postgres import PostgresSource
 
@@ -55,31 +55,19 @@ class Load:
     def _stage_and_publish(
         self, connection: Connection, snapshot_name: str, plan: LoadPlan, watermark: Watermark
     ) -> Published:
-        for attempt in range(1, _STAGE_TRIES + 1):
-            try:
-                return self._try(connection, snapshot_name, plan, watermark)
-            except StagingLost:
-                self.destination.discard(self.fence.attempt_id)
-                if attempt == _STAGE_TRIES:
-                    raise
-        raise AssertionError("unreachable")
-
-    def _try(
-        self, connection: Connection, snapshot_name: str, plan: LoadPlan, watermark: Watermark
-    ) -> Published:
         rules = self.sync.rules
-        staged = stage_batch(
-            Reading(self.context, self.sync, self.source, connection, snapshot_name, plan.batch),
-            attempt_id=self.fence.attempt_id,
-            prepare=lambda shape: self.destination.prepare(shape, watermark, rules),
-        )
-        reach("stage.done")
-        self.check_alive()
-        self.destination.check(staged.shape, staged.writes, self.fence, rules)
-        reach("check.done")
-        self.check_alive()
-        return self.destination.publish(
-            Publication(
+
+        def stage() -> Staged:
+            return stage_batch(
+                Reading(
+                    self.context, self.sync, self.source, connection, snapshot_name, plan.batch
+                ),
+                attempt_id=self.fence.attempt_id,
+                prepare=lambda shape: self.destination.prepare(shape, watermark, rules),
+            )
+
+        def publication(staged: Staged) -> Publication:
+            return Publication(
                 update_id=plan.update_id,
                 batch=plan.batch,
                 shape=staged.shape,
@@ -92,4 +80,29 @@ class Load:
                 rules=rules,
                 declaration=declaration(self.sync, self.source),
             )
-        )
+
+        return stage_and_publish(self.destination, stage, publication, self.check_alive)
+
+
+def stage_and_publish(
+    destination: PostgresDestination,
+    stage: Callable[[], Staged],
+    publication: Callable[[Staged], Publication],
+    check_alive: Callable[[], None],
+) -> Published:
+    """The three steps; what a server's crash took out of staging is staged again."""
+    for attempt in range(1, _STAGE_TRIES + 1):
+        staged = stage()
+        reach("stage.done")
+        planned = publication(staged)
+        try:
+            check_alive()
+            destination.check(staged.shape, staged.writes, planned.fence, planned.rules)
+            reach("check.done")
+            check_alive()
+            return destination.publish(planned)
+        except StagingLost:
+            destination.discard(planned.fence.attempt_id)
+            if attempt == _STAGE_TRIES:
+                raise
+    raise AssertionError("unreachable")

@@ -56,16 +56,16 @@ def apply_transform(function: Callable[[Any], Any], frame: DataFrame, sync_name:
     return frame_out
 
 
-def frame_columns(frame: DataFrame, sync_name: str) -> list[tuple[str, str, str]]:
-    """(name, Spark type, Postgres type) of a result, refusing what Postgres cannot take."""
+def frame_columns(frame: DataFrame, what: str) -> list[tuple[str, str, str]]:
+    """(name, Spark type, Postgres type) of a DataFrame, refusing what Postgres cannot take."""
     found: list[tuple[str, str, str]] = []
     for field in frame.schema.fields:
         spark_name = field.dataType.simpleString()
         target = postgres_type(spark_name)
         if target is None:
             raise DeclarationError(
-                f"sync {sync_name}: column {field.name} of the transformation is {spark_name}, "
-                "which Postgres has no column type for",
+                f"{what}: column {field.name} is {spark_name}, which Postgres has no column type "
+                "for",
                 "turn it into text with to_json(…), or into plain columns",
             )
         found.append((field.name, spark_name, target))
@@ -73,13 +73,13 @@ def frame_columns(frame: DataFrame, sync_name: str) -> list[tuple[str, str, str]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise DeclarationError(
-            f"sync {sync_name}: the transformation returns column {twice} twice",
+            f"{what} has column {twice} twice",
             "give the columns different names",
         )
     return found
 
 
-def stage_frame(frame: DataFrame, place: StagingPlace, sync_name: str) -> tuple[StagedWrite, ...]:
+def stage_frame(frame: DataFrame, place: StagingPlace, what: str) -> tuple[StagedWrite, ...]:
     """Stage a DataFrame's rows, one writer call for each of its partitions."""
 
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -96,8 +96,8 @@ def stage_frame(frame: DataFrame, place: StagingPlace, sync_name: str) -> tuple[
         raise
     except Exception as error:
         raise TransformError(
-            f"the transformation of sync {sync_name} failed while it ran: {_cause(error)}",
-            "correct the function and run again; nothing was published",
+            f"{what} failed while it ran: {_cause(error)}",
+            "correct it and run again; nothing was published",
         ) from error
 
 
