@@ -19,7 +19,7 @@ from tidegate.pipeline.stage import Staged, staging_place
 from tidegate.pipeline.sync import Attempt
 from tidegate.postgres.catalog import describe_table
 from tidegate.postgres.types import needs_text
-from tidegate.spark.frame import refuse_stream
+from tidegate.spark.frame import refuse_unreadable
 from tidegate.spark.tags import tagged
 from tidegate.spark.transforming import frame_columns, stage_frame
 
@@ -89,7 +89,7 @@ def work_tag(attempt_id: str) -> str:
 
 def frame_shape(frame: DataFrame, publish: Publish, destination: PostgresDestination) -> Shape:
     """The shape of the rows; refuses what the target cannot take, before a row is computed."""
-    refuse_stream(frame)
+    refuse_unreadable(frame)
     what = _what(publish)
     with destination.open() as connection:
         table = describe_table(connection, destination.relation)
@@ -115,7 +115,9 @@ def _what(publish: Publish) -> str:
 def _target_type(table: Table | None, name: str, kind: str) -> str:
     """Text goes into a column of a type that Spark has no equal of as that type's own text."""
     known = None if table is None else table.column(name)
-    return known.type if known is not None and kind == "text" and needs_text(known.wire) else kind
+    if known is None or kind != "text":
+        return kind
+    return known.type if known.via_text or needs_text(known.wire) else kind
 
 
 def _key(publish: Publish, table: Table | None, names: list[str]) -> tuple[str, ...]:

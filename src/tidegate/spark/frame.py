@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidegate.errors import UsageError
+from tidegate.spark.borrowing import is_stopped
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -26,8 +27,13 @@ def require_frame(value: object) -> DataFrame:
     raise UsageError(f"publish takes a Spark DataFrame, not {kind.removeprefix('builtins.')}", hint)
 
 
-def refuse_stream(frame: DataFrame) -> None:
-    """A stream never ends, so it has no single load."""
+def refuse_unreadable(frame: DataFrame) -> None:
+    """A stream never ends, so it has no single load; a stopped session computes nothing."""
+    if is_stopped(frame.sparkSession):
+        raise UsageError(
+            "the DataFrame belongs to a Spark session that was stopped",
+            "make it again in a session that runs",
+        )
     if frame.isStreaming:
         raise UsageError(
             "publish takes a DataFrame that ends, not a stream",

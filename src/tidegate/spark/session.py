@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.errors import TidegateError
 from tidegate.settings import SparkSettings
+from tidegate.spark.borrowing import borrow, is_stopped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,6 +50,7 @@ class SparkSessions:
         self._settings = settings
         self._state = state_directory
         self._session: SparkSession | None = None
+        self._borrowed = False
 
     @property
     def started(self) -> bool:
@@ -56,6 +58,9 @@ class SparkSessions:
 
     def get(self) -> SparkSession:
         """The session; starting one takes a few seconds the first time."""
+        if self._session is None or is_stopped(self._session):
+            self._session = self._borrow()
+            self._borrowed = self._session is not None
         if self._session is None:
             self._session = self._start()
         return self._session
@@ -67,9 +72,15 @@ class SparkSessions:
         return int(self.get().sparkContext.defaultParallelism)
 
     def stop(self) -> None:
-        if self._session is not None:
+        """Stop Spark if it was started here; who had one before keeps it."""
+        if self._session is not None and not self._borrowed:
             self._session.stop()
-            self._session = None
+        self._session = None
+
+    def _borrow(self) -> SparkSession | None:
+        if self._settings.remote:
+            return None
+        return borrow({**_DEFAULTS, **self._settings.conf})
 
     def _start(self) -> SparkSession:
         logs = self._state / "logs"
@@ -100,7 +111,8 @@ class SparkSessions:
                 builder = builder.config(key, value)
         for key, value in self._settings.conf.items():
             builder = builder.config(key, value)
-        session: SparkSession = builder.getOrCreate()
+        # Of Spark Connect always one of our own; others of this process may have their own.
+        session: SparkSession = builder.create() if self._settings.remote else builder.getOrCreate()
         return session
 
     def _configure_logging(self, logs: Path) -> None:
