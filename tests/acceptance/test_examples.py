@@ -29,7 +29,7 @@ def commands_of(readme: Path) -> list[str]:
 def run(command: str, folder: Path) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path}
-    for name in ("SHOP_URL", "TIDEGATE_PROFILE", "TIDEGATE_PROJECT_DIR"):
+    for name in ("SHOP_URL", "WAREHOUSE_URL", "TIDEGATE_PROFILE", "TIDEGATE_PROJECT_DIR"):
         environment.pop(name, None)
     done = subprocess.run(
         ["bash", "-ec", command],
@@ -134,4 +134,4 @@ def test_the_spark_job_example_publishes_each_month_once(example: Path) -> None:
     first, again = printed["python revenue.py 2026-11"]
     assert "revenue-2026-11: done, " in first
     assert "revenue-2026-11: already, 0 rows" in again
-    assert "revenue-2026-10" in printed["tidegate marker list"][0]
+    assert "revenue-2026-10" in printed["tidegate marker list warehouse"][0]
