@@ -95,10 +95,13 @@ def test_tagged_work_ends_from_another_thread_and_no_other_work_does(
     threads = [threading.Thread(target=work, args=(name,)) for name in ("ours", "theirs")]
     for thread in threads:
         thread.start()
-    until(lambda: (tmp_path / "ours").exists() and (tmp_path / "theirs").exists(), "both to run")
-    interrupt(spark, "tidegate-test")
-    threads[0].join()
-    assert ended == {"ours": "interrupted"}
-    go_on.touch()
-    threads[1].join()
+    try:
+        until(lambda: (tmp_path / "ours").exists() and (tmp_path / "theirs").exists(), "both")
+        interrupt(spark, "tidegate-test")
+        until(lambda: not threads[0].is_alive(), "ours to end", seconds=30)
+        assert ended == {"ours": "interrupted"}
+    finally:
+        go_on.touch()
+        for thread in threads:
+            thread.join()
     assert ended == {"ours": "interrupted", "theirs": "done"}
