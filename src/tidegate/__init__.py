@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.version import __version__
 
-__all__ = ["Project", "__version__", "open", "sync"]
+__all__ = ["Project", "__version__", "open", "publish", "sync"]
 
 if TYPE_CHECKING:
     from tidegate.declare import sync
-    from tidegate.project import Project
+    from tidegate.project import Project, publish
 
     open = Project.open
 
@@ -21,8 +21,8 @@ def __getattr__(name: str) -> Any:
         from tidegate.declare import sync
 
         return sync
-    if name in ("Project", "open"):
-        from tidegate.project import Project
+    if name in ("Project", "open", "publish"):
+        from tidegate.project import Project, publish
 
-        return Project if name == "Project" else Project.open
+        return {"Project": Project, "open": Project.open, "publish": publish}[name]
     raise AttributeError(f"module 'tidegate' has no attribute {name!r}")

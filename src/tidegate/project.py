@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidegate.declare import collect
 from tidegate.errors import DeclarationError, UsageError
@@ -18,8 +19,9 @@ from tidegate.model.cursor import NullPolicy
 from tidegate.model.group import Group
 from tidegate.model.job import SYNC
 from tidegate.model.load import LoadResult
+from tidegate.model.publish import Publish, PublishReport
 from tidegate.model.relation import Endpoint, Relation
-from tidegate.model.rules import Check, Drift, Duplicates, Mode
+from tidegate.model.rules import Check, Drift, Duplicates, Mode, Rules
 from tidegate.model.sync import Sync
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.expanding import Expanded, expand
@@ -29,8 +31,14 @@ from tidegate.pipeline.user_code import import_file, user_code
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.hold import hold_table
 from tidegate.runtime.many import ManyReport, SyncEnd, run_many
+from tidegate.runtime.publisher import Publisher
 from tidegate.runtime.runner import Runner, RunOptions, RunReport
 from tidegate.settings import Settings, SyncSettings, find_project, load_settings
+from tidegate.settings.publish import read_publish
+from tidegate.spark.frame import require_frame
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 class Project:
@@ -161,6 +169,44 @@ class Project:
             step=step,
             ended=ended,
         )
+
+    def publish(
+        self,
+        df: DataFrame,
+        *,
+        target: str,
+        update_id: str,
+        key: str | Sequence[str] | None = None,
+        cursor: str | None = None,
+        mode: str = "merge",
+        duplicates: str = "refuse",
+        checks: Mapping[str, str] | None = None,
+        reject_limit: float | str | None = None,
+        before_sql: str | Sequence[str] | None = None,
+        after_sql: str | Sequence[str] | None = None,
+        partitions: int | None = None,
+        wait: str | float | None = None,
+    ) -> PublishReport:
+        """Put the rows of a DataFrame into a table, once; see `tidegate.publish`."""
+        given = {name: value for name, value in locals().items() if name not in ("self", "df")}
+        frame, values = require_frame(df), read_publish(given)
+        publish = Publish(
+            target=Endpoint.parse(values.target),
+            update_id=values.update_id,
+            key=values.key,
+            cursor=values.cursor,
+            rules=Rules(
+                mode=Mode(values.mode),
+                duplicates=Duplicates(values.duplicates),
+                before_sql=values.before_sql,
+                after_sql=values.after_sql,
+                checks=tuple(Check(*one) for one in values.checks.items()),
+                reject_limit=values.reject_limit,
+            ),
+            partitions=values.partitions,
+        )
+        self.settings.connection(publish.target.connection)
+        return Publisher(self.context).publish(frame, publish, wait_seconds=values.wait_seconds)
 
     def connect(self, connection: str) -> Connection:
         """A session on one of the project's databases, for work of your own."""
@@ -302,3 +348,36 @@ class Project:
             return []
         connect = self.settings.spark.remote is not None
         return collect(lambda: import_file(user_code(self.settings), connect=connect))
+
+
+def publish(
+    df: DataFrame,
+    *,
+    target: str,
+    update_id: str,
+    project: Project | str | Path | None = None,
+    key: str | Sequence[str] | None = None,
+    cursor: str | None = None,
+    mode: str = "merge",
+    duplicates: str = "refuse",
+    checks: Mapping[str, str] | None = None,
+    reject_limit: float | str | None = None,
+    before_sql: str | Sequence[str] | None = None,
+    after_sql: str | Sequence[str] | None = None,
+    partitions: int | None = None,
+    wait: str | float | None = None,
+) -> PublishReport:
+    """Put the rows of a DataFrame into a table, once: the whole publish in one line of any job.
+
+    A second call with the same update_id does nothing, and does not compute the DataFrame.
+
+    >>> import tidegate as tg                                        # doctest: +SKIP
+    >>> tg.publish(df, target="warehouse:marts.revenue", key="day",  # doctest: +SKIP
+    ...            update_id="revenue-2026-11-01")
+    """
+    given = {name: value for name, value in locals().items() if name not in ("df", "project")}
+    if isinstance(project, Project):
+        return project.publish(df, **given)
+    folder = project or os.environ.get("TIDEGATE_PROJECT_DIR") or "."
+    with Project.open(folder) as opened:
+        return opened.publish(df, **given)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -27,7 +29,7 @@ def commands_of(readme: Path) -> list[str]:
 def run(command: str, folder: Path) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path}
-    for name in ("SHOP_URL", "TIDEGATE_PROFILE", "TIDEGATE_PROJECT_DIR"):
+    for name in ("SHOP_URL", "WAREHOUSE_URL", "TIDEGATE_PROFILE", "TIDEGATE_PROJECT_DIR"):
         environment.pop(name, None)
     done = subprocess.run(
         ["bash", "-ec", command],
@@ -134,3 +136,24 @@ def test_the_fifty_tables_example_copies_tables_of_every_kind(example: Path) -> 
     assert "left out: public.events_2025, public.events_2026" in plan
     for output in printed["tidegate verify --all"]:
         assert output.count("rows equal") == 51
+
+
+@pytest.mark.parametrize("example", ["spark_job"], indirect=True)
+def test_the_spark_job_example_publishes_each_month_once(example: Path) -> None:
+    printed = follow_readme(example)
+
+    with (example / "orders.csv").open(encoding="utf-8") as file:
+        orders = list(csv.DictReader(file))
+    expected: dict[tuple[str, str], tuple[int, Decimal]] = {}
+    for order in orders:
+        count, total = expected.get((order["day"], order["country"]), (0, Decimal(0)))
+        expected[order["day"], order["country"]] = (count + 1, total + Decimal(order["total"]))
+    found = fetch(
+        example, "warehouse", "SELECT day::text, country, orders, total FROM marts.revenue"
+    )
+    assert {(day, country): (count, total) for day, country, count, total in found} == expected
+    assert len(found) == len(expected)
+    first, again = printed["python revenue.py 2026-11"]
+    assert "revenue-2026-11: done, " in first
+    assert "revenue-2026-11: already, 0 rows" in again
+    assert "revenue-2026-10" in printed["tidegate marker list warehouse"][0]

@@ -265,7 +265,7 @@ def test_a_transformation_that_makes_text_too_long_is_refused_not_cut(
             DeclarationError,
             "column m .* map<int,int>",
         ),
-        ("df.select('*', 'c')", DeclarationError, "returns column c twice"),
+        ("df.select('*', 'c')", DeclarationError, "has column c twice"),
         (
             "df.withColumn('x', F.raise_error('out of reach').cast('int'))",
             TransformError,

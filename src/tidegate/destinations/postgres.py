@@ -65,7 +65,8 @@ class Publication:
     batch: Batch
     shape: Shape
     writes: tuple[StagedWrite, ...]
-    watermark: Watermark
+    watermark: Watermark | None
+    """what the load moves; None where the rows have no place in a source"""
     cursor_type: CursorType | None
     fence: Fence
     moved_by: str
@@ -123,7 +124,7 @@ class PostgresDestination:
     def prepare(
         self,
         shape: Shape,
-        watermark: Watermark,
+        watermark: Watermark | None,
         rules: Rules,
         *,
         fence: Fence | None = None,
@@ -132,6 +133,10 @@ class PostgresDestination:
         """Make, evolve or check the target, before anything is staged; returns what to know."""
         notes: tuple[str, ...] = ()
         with self.open() as connection:
+            if watermark is None:
+                # A load of somebody's own DataFrame: nothing is known of an earlier shape.
+                ensure_target(connection, self.relation, shape, rules)
+                return notes
             if rules.mode is not Mode.REPLACE:
                 check_present(connection, self.relation, watermark, self.project)
             loaded = Loaded.recorded(watermark.declaration, source_names)
@@ -242,19 +247,8 @@ class PostgresDestination:
                 _run_all(connection, publication.rules.after_sql, "after_sql", self.relation)
                 reach("publish.applied")
                 # 5.
-                before = publication.watermark
-                after = before.after(publication.batch, rows - rejected, publication.update_id)
-                Watermarks(self.ledger).move(
-                    connection,
-                    before,
-                    after,
-                    cursor_type=publication.cursor_type,
-                    fence=fence.token,
-                    attempt_id=fence.attempt_id,
-                    moved_by=publication.moved_by,
-                    reason=f"load {publication.batch.kind.value}",
-                    declaration=publication.declaration,
-                )
+                if publication.watermark is not None:
+                    self._move(connection, publication, publication.watermark, rows - rejected)
                 reach("publish.moved")
             reach("publish.committed")
             if applied.first:
@@ -262,6 +256,21 @@ class PostgresDestination:
                 table = physical_table(self.relation, publication.shape, publication.rules)
                 connection.execute(sql.SQL("ANALYZE {}").format(qualified(table)))
             return Published(rows, applied.changed, rejected=rejected)
+
+    def _move(
+        self, connection: Connection, publication: Publication, before: Watermark, rows: int
+    ) -> None:
+        Watermarks(self.ledger).move(
+            connection,
+            before,
+            before.after(publication.batch, rows, publication.update_id),
+            cursor_type=publication.cursor_type,
+            fence=publication.fence.token,
+            attempt_id=publication.fence.attempt_id,
+            moved_by=publication.moved_by,
+            reason=f"load {publication.batch.kind.value}",
+            declaration=publication.declaration,
+        )
 
     def _bound(self, connection: Connection, remaining_seconds: float) -> None:
         """Nothing here may outlast its welcome: a stopped publisher must not block others."""

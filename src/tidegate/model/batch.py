@@ -21,6 +21,8 @@ class BatchKind(StrEnum):
     """rows without a cursor value"""
     FULL = "full"
     """everything up to high; what is not in it leaves the target"""
+    FRAME = "frame"
+    """the rows of a DataFrame, which have no place in a source"""
 
 
 @dataclass(frozen=True, slots=True)

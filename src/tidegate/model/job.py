@@ -10,6 +10,8 @@ from uuid import UUID
 
 SYNC = "sync"
 """the kind of job that runs a sync"""
+PUBLISH = "publish"
+"""the kind of job that publishes a DataFrame"""
 
 
 class JobStatus(StrEnum):

@@ -17,7 +17,7 @@ from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.changed import declaration
 from tidegate.pipeline.context import Context
-from tidegate.pipeline.stage import Reading, stage_batch
+from tidegate.pipeline.stage import Reading, Staged, stage_batch
 from tidegate.postgres.connect import Connection
 from tidegate.sources.postgres import PostgresSource
 
@@ -64,23 +64,6 @@ class Load:
         watermark: Watermark,
         notes: dict[str, None],
     ) -> Published:
-        for attempt in range(1, _STAGE_TRIES + 1):
-            try:
-                return self._try(connection, snapshot_name, plan, watermark, notes)
-            except StagingLost:
-                self.destination.discard(self.fence.attempt_id)
-                if attempt == _STAGE_TRIES:
-                    raise
-        raise AssertionError("unreachable")
-
-    def _try(
-        self,
-        connection: Connection,
-        snapshot_name: str,
-        plan: LoadPlan,
-        watermark: Watermark,
-        notes: dict[str, None],
-    ) -> Published:
         rules = self.sync.rules
 
         def prepare(shape: Shape) -> None:
@@ -93,18 +76,17 @@ class Load:
             )
             notes.update(dict.fromkeys(found))
 
-        staged = stage_batch(
-            Reading(self.context, self.sync, self.source, connection, snapshot_name, plan.batch),
-            attempt_id=self.fence.attempt_id,
-            prepare=prepare,
-        )
-        reach("stage.done")
-        self.check_alive()
-        self.destination.check(staged.shape, staged.writes, self.fence, rules)
-        reach("check.done")
-        self.check_alive()
-        return self.destination.publish(
-            Publication(
+        def stage() -> Staged:
+            return stage_batch(
+                Reading(
+                    self.context, self.sync, self.source, connection, snapshot_name, plan.batch
+                ),
+                attempt_id=self.fence.attempt_id,
+                prepare=prepare,
+            )
+
+        def publication(staged: Staged) -> Publication:
+            return Publication(
                 update_id=plan.update_id,
                 batch=plan.batch,
                 shape=staged.shape,
@@ -117,4 +99,29 @@ class Load:
                 rules=rules,
                 declaration=declaration(self.sync, self.source, record_columns(staged.shape)),
             )
-        )
+
+        return stage_and_publish(self.destination, stage, publication, self.check_alive)
+
+
+def stage_and_publish(
+    destination: PostgresDestination,
+    stage: Callable[[], Staged],
+    publication: Callable[[Staged], Publication],
+    check_alive: Callable[[], None],
+) -> Published:
+    """The three steps; what a server's crash took out of staging is staged again."""
+    for attempt in range(1, _STAGE_TRIES + 1):
+        staged = stage()
+        reach("stage.done")
+        planned = publication(staged)
+        try:
+            check_alive()
+            destination.check(staged.shape, staged.writes, planned.fence, planned.rules)
+            reach("check.done")
+            check_alive()
+            return destination.publish(planned)
+        except StagingLost:
+            destination.discard(planned.fence.attempt_id)
+            if attempt == _STAGE_TRIES:
+                raise
+    raise AssertionError("unreachable")

@@ -13,6 +13,7 @@ from tidegate.errors import DeclarationError
 from tidegate.model.batch import Batch
 from tidegate.model.column import Column
 from tidegate.model.load import StagedWrite
+from tidegate.model.relation import Endpoint
 from tidegate.model.shape import Shape, StagedColumn
 from tidegate.model.sync import Sync
 from tidegate.pipeline.context import Context
@@ -69,7 +70,7 @@ def stage_batch(reading: Reading, *, attempt_id: str, prepare: Callable[[Shape],
     prepare(shape)
     if reading.batch.rows == 0:
         return Staged(shape, ())
-    place = _place(context, sync, shape, attempt_id)
+    place = staging_place(context, sync.target, shape, attempt_id)
     reader = reading.reader(passed_columns(source))
     return Staged(shape, context.stager.stage(Copy(reader, place)))
 
@@ -89,10 +90,11 @@ def _stage_transformed(
     frame = read_frame(context.spark.get(), reading.reader(typed_columns(source)), columns)
     with importable(code):
         result = apply_transform(transform, frame, sync.name)
-    shape = transformed_shape(frame_columns(result, sync.name), source, sync)
+    what = f"the transformation of sync {sync.name}"
+    shape = transformed_shape(frame_columns(result, what), source, sync)
     prepare(shape)
-    place = _place(context, sync, shape, attempt_id)
-    return Staged(shape, stage_frame(result, place, sync.name))
+    place = staging_place(context, sync.target, shape, attempt_id)
+    return Staged(shape, stage_frame(result, place, what))
 
 
 def transformed_shape(
@@ -130,9 +132,12 @@ def _target_type(column: Column, plain: str) -> str:
     return plain if column.via_text else column.wire
 
 
-def _place(context: Context, sync: Sync, shape: Shape, attempt_id: str) -> StagingPlace:
+def staging_place(
+    context: Context, target: Endpoint, shape: Shape, attempt_id: str
+) -> StagingPlace:
+    """Where the writers of an attempt put its rows."""
     return StagingPlace(
-        conninfo=context.databases.portable_conninfo(sync.target.connection),
+        conninfo=context.databases.portable_conninfo(target.connection),
         schema=context.settings.ledger.schema_name,
         control_id=context.control_id(),
         attempt_id=attempt_id,

@@ -64,15 +64,18 @@ class Databases:
 
     def _take_idle(self, name: str) -> Connection | None:
         connections = self._idle.get(name, [])
-        while connections:
-            connection = connections.pop()
+        while True:
+            try:
+                connection = connections.pop()
+            except IndexError:
+                # None is left, or another thread was quicker.
+                return None
             try:
                 connection.execute("")
             except psycopg.Error:
                 connection.close()
                 continue
             return connection
-        return None
 
     def portable_conninfo(self, name: str) -> str:
         """The address with everything spelled out, for processes on other machines."""

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import UUID
 
 import psycopg
-import structlog
 
 from tidegate.control.jobs import Jobs
 from tidegate.control.observations import Observations
-from tidegate.control.workers import Workers, user_name
+from tidegate.control.workers import user_name
 from tidegate.destinations.postgres import PostgresDestination
-from tidegate.errors import CommitUnknown, StaleAttempt, TidegateError
-from tidegate.failpoints import reach
-from tidegate.model.job import SYNC, Claim, JobRequest, JobStatus
+from tidegate.model.job import SYNC, JobRequest
 from tidegate.model.load import LoadResult
 from tidegate.model.sync import Sync
 from tidegate.pipeline.changed import refuse_moved
@@ -26,12 +22,10 @@ from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import resolve_source
 from tidegate.pipeline.sync import SyncOutcome, SyncWork
 from tidegate.postgres.connect import Connection, translate
-from tidegate.runtime.attempt import LiveAttempt, raise_fence
+from tidegate.runtime.attempt import LiveAttempt
 from tidegate.runtime.claiming import Claimed, claim_table, table_resource
-from tidegate.runtime.heartbeat import Heartbeat
+from tidegate.runtime.working import ClaimedWork
 from tidegate.sources.postgres import PostgresSource
-
-log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,27 +121,16 @@ class Runner:
         control: Connection,
         claimed: Claimed,
     ) -> RunReport:
-        settings, claim = self._context.settings.worker, claimed.claim
-        heartbeat = Heartbeat(
-            claimed.session,
-            self._jobs,
-            claimed.worker,
-            claim,
-            lease_seconds=settings.lease_seconds,
-            interval_seconds=settings.heartbeat_seconds,
-            interrupt=lambda: self._context.spark.interrupt(claim.attempt_id),
-        )
-        heartbeat.start()
         outcome = SyncOutcome()
-        try:
-            fence = raise_fence(destination, self._jobs, control, claim, self._context.control_id())
-            work = SyncWork(
+
+        def work(attempt: LiveAttempt) -> dict[str, Any]:
+            SyncWork(
                 context=self._context,
                 sync=sync,
                 source=source,
                 connection=source_session,
                 destination=destination,
-                attempt=LiveAttempt(self._jobs, control, claim, heartbeat, fence, self._actor),
+                attempt=attempt,
                 memory=Observations(self._context.plane, control, sync.pipeline),
                 known_fingerprints=self._jobs.last_result(
                     control, sync.project, SYNC, sync.name
@@ -155,67 +138,20 @@ class Runner:
                 full_refresh=options.full_refresh,
                 max_batches=options.max_batches,
                 step=lambda load: self._step(sync, load),
-            )
-            outcome = work.outcome
-            try:
-                work.run()
-            except Exception:
-                # Interrupted Spark work fails in many ways; the reason is that we were replaced.
-                heartbeat.check_alive()
-                raise
-            return self._finish(control, claimed, heartbeat, outcome)
-        except StaleAttempt as error:
-            log.warning(
-                "writeback_stale_attempt",
-                job=str(claim.job_id),
-                attempt=claim.attempt_id,
-                error=error.message,
-            )
-            return RunReport(claim.job_id, "stale", outcome)
-        except CommitUnknown:
-            # Whether the load is in is not known, so nobody may call the job failed.
-            raise
-        except psycopg.Error as error:
-            found = translate(error, f"sync {sync.name}")
-            self._fail(control, claim, destination, found)
-            raise found from error
-        except Exception as error:
-            self._fail(control, claim, destination, error)
-            raise
-        finally:
-            heartbeat.stop()
-            heartbeat.connection.close()
+                outcome=outcome,
+            ).run()
+            return _result(outcome)
 
-    def _finish(
-        self,
-        control: Connection,
-        claimed: Claimed,
-        heartbeat: Heartbeat,
-        outcome: SyncOutcome,
-    ) -> RunReport:
-        claim = claimed.claim
-        heartbeat.check_alive()
-        won = self._jobs.finish(
-            control, claim, JobStatus.DONE, actor=self._actor, result=_result(outcome)
-        )
-        if not won:
-            raise StaleAttempt(f"the attempt {claim.attempt_id} was replaced by another")
-        reach("job.finished")
-        Workers(self._context.plane).forget(control, claimed.worker)
-        return RunReport(claim.job_id, "done", outcome)
-
-    def _fail(
-        self,
-        control: Connection,
-        claim: Claim,
-        destination: PostgresDestination,
-        error: BaseException,
-    ) -> None:
-        """Say so in the history; what cannot be said now is found out by the next run."""
-        with suppress(psycopg.Error, TidegateError):
-            destination.discard(claim.attempt_id)
-        with suppress(psycopg.Error):
-            self._jobs.finish(control, claim, JobStatus.FAILED, actor=self._actor, error=str(error))
+        won = ClaimedWork(
+            context=self._context,
+            control=control,
+            destination=destination,
+            claimed=claimed,
+            actor=self._actor,
+            what=f"sync {sync.name}",
+            interrupt=lambda: self._context.spark.interrupt(claimed.claim.attempt_id),
+        ).run(work)
+        return RunReport(claimed.claim.job_id, "done" if won else "stale", outcome)
 
 
 def _result(outcome: SyncOutcome) -> dict[str, Any]:

@@ -26,7 +26,8 @@ def find_project(start: Path) -> Path:
             return folder
     raise SettingsError(
         f"no {FILE} in {start} or any folder above it",
-        hint="run `tidegate init` to make a project here, or change to a project's folder",
+        hint="run `tidegate init` to make a project here, change to a project's folder, or name "
+        "it in TIDEGATE_PROJECT_DIR",
     )
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from tidegate.errors import TidegateError
 from tidegate.model.load import StagedWrite
 from tidegate.spark.copying import Copy, stage_copies, stage_copy
-from tidegate.spark.session import SparkSessions, tagged
+from tidegate.spark.session import SparkSessions
+from tidegate.spark.tags import tagged, work_tag
 
 Outcome = tuple[StagedWrite, ...] | TidegateError
 _MOST_COPIES = 64
@@ -94,7 +95,7 @@ class Stager:
         if len(copy.reader.statements) == 1:
             return self._small.stage(copy)
         session = self._sessions().get()
-        with tagged(session, copy.place.attempt_id):
+        with tagged(session, work_tag(copy.place.attempt_id)):
             return stage_copy(session, copy.reader, copy.place)
 
     def _stage_small(self, copies: list[Copy]) -> list[Outcome]:

@@ -6,15 +6,17 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidegate.errors import TidegateError
 from tidegate.settings import SparkSettings
+from tidegate.spark.borrowing import borrow, is_stopped
 from tidegate.spark.java import choose_java
 from tidegate.spark.logs import keep_off_the_terminal
 from tidegate.spark.shipping import UserCode, ship
+from tidegate.spark.tags import interrupt, work_tag
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,6 +63,7 @@ class SparkSessions:
         self._lock = threading.Lock()
         self._shipping = threading.Lock()
         self._sent: set[str] = set()
+        self._borrowed = False
 
     @property
     def started(self) -> bool:
@@ -69,6 +72,10 @@ class SparkSessions:
     def get(self) -> SparkSession:
         """The session; starting one takes a few seconds the first time."""
         with self._lock:
+            if self._session is None or is_stopped(self._session):
+                self._sent.clear()
+                self._session = self._borrow()
+                self._borrowed = self._session is not None
             if self._session is None:
                 self._session = self._start()
             return self._session
@@ -88,14 +95,19 @@ class SparkSessions:
     def interrupt(self, attempt_id: str) -> None:
         """Give up the Spark work of one attempt, if there is any."""
         if self._session is not None:
-            with suppress(Exception):
-                self._session.interruptTag(_tag(attempt_id))
+            interrupt(self._session, work_tag(attempt_id))
 
     def stop(self) -> None:
-        if self._session is not None:
+        """Stop Spark if it was started here; who had one before keeps it."""
+        if self._session is not None and not self._borrowed:
             self._session.stop()
-            self._session = None
-            self._sent.clear()
+        self._session = None
+        self._sent.clear()
+
+    def _borrow(self) -> SparkSession | None:
+        if self._settings.remote:
+            return None
+        return borrow({**_DEFAULTS, **self._settings.conf})
 
     def _start(self) -> SparkSession:
         logs = self._state / "logs"
@@ -150,21 +162,6 @@ class SparkSessions:
             _LOG4J.format(log=(logs / "spark.log").as_posix()), encoding="utf-8"
         )
         os.environ["SPARK_CONF_DIR"] = str(folder)
-
-
-@contextmanager
-def tagged(session: SparkSession, attempt_id: str) -> Iterator[None]:
-    """Spark work in here can be interrupted by the attempt it belongs to."""
-    session.addTag(_tag(attempt_id))
-    try:
-        yield
-    finally:
-        with suppress(Exception):
-            session.removeTag(_tag(attempt_id))
-
-
-def _tag(attempt_id: str) -> str:
-    return f"tidegate-{attempt_id}"
 
 
 def _provide_java() -> None:

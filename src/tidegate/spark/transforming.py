@@ -22,7 +22,7 @@ from tidegate.spark.outcome import (
     only,
     outcome_batches,
 )
-from tidegate.spark.session import tagged
+from tidegate.spark.tags import tagged, work_tag
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -73,16 +73,16 @@ def apply_transform(function: Callable[[Any], Any], frame: DataFrame, sync_name:
     return frame_out
 
 
-def frame_columns(frame: DataFrame, sync_name: str) -> list[tuple[str, str, str]]:
-    """(name, Spark type, Postgres type) of a result, refusing what Postgres cannot take."""
+def frame_columns(frame: DataFrame, what: str) -> list[tuple[str, str, str]]:
+    """(name, Spark type, Postgres type) of a DataFrame, refusing what Postgres cannot take."""
     found: list[tuple[str, str, str]] = []
     for field in frame.schema.fields:
         spark_name = field.dataType.simpleString()
         target = postgres_type(spark_name)
         if target is None:
             raise DeclarationError(
-                f"sync {sync_name}: column {field.name} of the transformation is {spark_name}, "
-                "which Postgres has no column type for",
+                f"{what}: column {field.name} is {spark_name}, which Postgres has no column type "
+                "for",
                 "turn it into text with to_json(…), or into plain columns",
             )
         found.append((field.name, spark_name, target))
@@ -90,13 +90,13 @@ def frame_columns(frame: DataFrame, sync_name: str) -> list[tuple[str, str, str]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise DeclarationError(
-            f"sync {sync_name}: the transformation returns column {twice} twice",
+            f"{what} has column {twice} twice",
             "give the columns different names",
         )
     return found
 
 
-def stage_frame(frame: DataFrame, place: StagingPlace, sync_name: str) -> tuple[StagedWrite, ...]:
+def stage_frame(frame: DataFrame, place: StagingPlace, what: str) -> tuple[StagedWrite, ...]:
     """Stage a DataFrame's rows, one writer call for each of its partitions."""
 
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -108,7 +108,7 @@ def stage_frame(frame: DataFrame, place: StagingPlace, sync_name: str) -> tuple[
     # mapInArrow looks its columns up by name, where a dot or a backtick has a meaning.
     numbered = frame.toDF(*(f"c{index}" for index in range(len(place.columns))))
     try:
-        with tagged(frame.sparkSession, place.attempt_id):
+        with tagged(frame.sparkSession, work_tag(place.attempt_id)):
             return only(collect_writes(numbered.mapInArrow(work, OUTCOME_SCHEMA)))
     except TidegateError:
         raise
@@ -119,8 +119,8 @@ def stage_frame(frame: DataFrame, place: StagingPlace, sync_name: str) -> tuple[
         if (known := lacking(error)) is not None:
             raise known from error
         raise TransformError(
-            f"the transformation of sync {sync_name} failed while it ran: {_cause(error)}",
-            "correct the function and run again; nothing was published",
+            f"{what} failed while it ran: {_cause(error)}",
+            "correct it and run again; nothing was published",
         ) from error
 
 

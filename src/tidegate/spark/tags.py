@@ -1,0 +1,54 @@
+"""Spark work that can be interrupted without touching anything else in its session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def work_tag(attempt_id: str) -> str:
+    """What the Spark jobs of an attempt are called."""
+    return f"tidegate-{attempt_id}"
+
+
+@contextmanager
+def tagged(session: SparkSession, tag: str) -> Iterator[None]:
+    """Jobs that this thread starts in here carry the tag; one that is left behind is ended."""
+    classic = _is_classic(session)
+    if classic:
+        # A tag of the session would be known to this thread only.
+        session.sparkContext.addJobTag(tag)
+    else:
+        session.addTag(tag)
+    try:
+        yield
+    except BaseException:
+        interrupt(session, tag)
+        raise
+    finally:
+        # A session that was stopped meanwhile has no tags any more.
+        with suppress(Exception):
+            if classic:
+                session.sparkContext.removeJobTag(tag)
+            else:
+                session.removeTag(tag)
+
+
+def interrupt(session: SparkSession, tag: str) -> None:
+    """End the jobs that carry the tag, from any thread."""
+    with suppress(Exception):
+        if _is_classic(session):
+            session.sparkContext.cancelJobsWithTag(tag)
+        else:
+            session.interruptTag(tag)
+
+
+def _is_classic(session: SparkSession) -> bool:
+    # Spark Connect has a class of its own, which is no subclass.
+    from pyspark.sql import SparkSession
+
+    return isinstance(session, SparkSession)
