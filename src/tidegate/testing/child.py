@@ -52,8 +52,10 @@ def _run(opening: Mapping[str, Any], order: Mapping[str, Any]) -> dict[str, Any]
     global _opened
     from tidegate.project import Project
     from tidegate.runtime.runner import Runner, RunOptions
+    from tidegate.testing.warm import stop_predecessor
 
     if _opened is None:
+        stop_predecessor()
         _opened = Project.open(opening["root"], profile=opening["profile"], **opening["overrides"])
     # Set here because a sync declared in Python has no place in the settings to override.
     sync = replace(_opened.sync(opening["sync"]), batch_rows=opening["batch_rows"])

@@ -79,7 +79,7 @@ class Diagnosis:
         self, difference: Difference, points: Sequence[str]
     ) -> tuple[Finding | None, str | None]:
         """The cause of a difference; or none, and a note, when it is as documented."""
-        if self._workshop.transformed:
+        if self._workshop.transformed and not difference.only_extra:
             finding = self._check_determinism()
             if finding is not None:
                 return finding, None

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,10 +66,17 @@ class Ended:
 class PipelineProcess:
     """A started child; each `run` is one run of the sync in it."""
 
-    def __init__(self, opening: Opening, log: Path, failpoint: str | None = None) -> None:
+    def __init__(
+        self,
+        opening: Opening,
+        log: Path,
+        failpoint: str | None = None,
+        extra_environment: Mapping[str, str] | None = None,
+    ) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log
         environment = {k: v for k, v in os.environ.items() if k != "TIDEGATE_FAILPOINT"}
+        environment.update(extra_environment or {})
         if failpoint:
             environment["TIDEGATE_FAILPOINT"] = failpoint
         with log.open("ab") as output:

@@ -20,6 +20,7 @@ from tidegate.testing.replay import MAX_ROWS
 from tidegate.testing.report import Kill, Proof
 from tidegate.testing.sample import Wanted
 from tidegate.testing.trial import Bench, RunFailed, spread
+from tidegate.testing.warm import start_warm_spark
 from tidegate.testing.workshop import Workshop
 
 NO_POINT = "none"
@@ -67,6 +68,7 @@ def prove_sync(
                 logs=project.settings.state_directory / "logs",
                 overrides=overrides or {},
                 profile=project.settings.profile,
+                environment=start_warm_spark(project.settings),
             )
             proof = _Proving(project, bench, options, watcher).prove()
         finally:

@@ -28,6 +28,7 @@ class Bench:
     logs: Path
     overrides: dict[str, Any] = field(default_factory=dict)
     profile: str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 class RunFailed(TidegateError):
@@ -64,8 +65,12 @@ class Trial:
             "project.control": conninfo(self._control),
             "worker.max_attempts": _MAX_ATTEMPTS,
         }
+        if failpoint:
+            # Spark's workers are not our children; this is how they get to know.
+            overrides["spark.conf.spark.executorEnv.TIDEGATE_FAILPOINT"] = failpoint
         opening = Opening(bench.root, sync.name, self._batch_rows, overrides, bench.profile)
-        return PipelineProcess(opening, bench.logs / "prove.log", failpoint)
+        log = bench.logs / "prove.log"
+        return PipelineProcess(opening, log, failpoint, bench.environment)
 
     def run(self, failpoint: str | None = None) -> Ended:
         """One run in a process of its own; a failure that nobody caused is an error."""
