@@ -72,7 +72,7 @@ def assert_crash_safe(project: Project, name: str, points: Sequence[str] | None 
             logs=sandbox.settings.state_directory / "logs",
             overrides=sandbox.overrides,
             profile=sandbox.settings.profile,
-            environment=environment,
+            environment=lambda: environment,
         )
         return _Crashes(sandbox, bench, table, key).prove(points)
 

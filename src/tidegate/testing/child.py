@@ -26,9 +26,6 @@ def main() -> None:
         answers.write(json.dumps(_answer(opening, json.loads(line))) + "\n")
         answers.flush()
     _close()
-    # Spark's threads need not be waited for: there is nothing left to do.
-    answers.flush()
-    os._exit(0)
 
 
 def _answer(opening: Mapping[str, Any], order: Mapping[str, Any]) -> dict[str, Any]:

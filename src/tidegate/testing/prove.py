@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, Protocol
 
 from tidegate.errors import UsageError
@@ -68,7 +69,7 @@ def prove_sync(
                 logs=project.settings.state_directory / "logs",
                 overrides=overrides or {},
                 profile=project.settings.profile,
-                environment=start_warm_spark(project.settings),
+                environment=cache(partial(start_warm_spark, project.settings)),
             )
             proof = _Proving(project, bench, options, watcher).prove()
         finally:

@@ -28,7 +28,8 @@ class Bench:
     logs: Path
     overrides: dict[str, Any] = field(default_factory=dict)
     profile: str | None = None
-    environment: dict[str, str] = field(default_factory=dict)
+    # Called when the first process starts: what it brings about takes seconds.
+    environment: Callable[[], dict[str, str]] = dict
 
 
 class RunFailed(TidegateError):
@@ -70,7 +71,7 @@ class Trial:
             overrides["spark.conf.spark.executorEnv.TIDEGATE_FAILPOINT"] = failpoint
         opening = Opening(bench.root, sync.name, self._batch_rows, overrides, bench.profile)
         log = bench.logs / "prove.log"
-        return PipelineProcess(opening, log, failpoint, bench.environment)
+        return PipelineProcess(opening, log, failpoint, bench.environment())
 
     def run(self, failpoint: str | None = None) -> Ended:
         """One run in a process of its own; a failure that nobody caused is an error."""
