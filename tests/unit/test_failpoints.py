@@ -51,6 +51,19 @@ def test_kill_ends_the_process_at_the_point() -> None:
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
 
 
+def test_a_kill_can_be_known_by_a_file(tmp_path: Path) -> None:
+    done = run("reach('stage.done')", f"stage.done=kill:{tmp_path / 'killed'}")
+    assert done.returncode == -signal.SIGKILL
+    assert (tmp_path / "killed").exists()
+
+
+def test_a_trace_names_every_point_passed_and_stops_at_none(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    done = run("reach('job.claimed'); reach('stage.done'); print('alive')", f"*=trace:{trace}")
+    assert done.stdout == "alive\n"
+    assert trace.read_text().split() == ["job.claimed", "stage.done"]
+
+
 def test_the_second_passage_can_be_the_one() -> None:
     done = run(
         "reach('stage.done'); print('once', flush=True); reach('stage.done')", "stage.done@2"

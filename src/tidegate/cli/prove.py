@@ -90,9 +90,9 @@ def _lines(proof: Proof, project: Project) -> list[str]:
             f"  again: {found.command}",
         ]
     if proof.kept:
-        port = project.context.databases.embedded.port
-        lines += [f"kept on the embedded server (port {port}), to be read with:"]
-        lines += [f"  tidegate db psql {name}" for name in proof.kept]
+        url = project.context.databases.embedded.url
+        lines += ["kept on the embedded server (tidegate db stop ends it), for psql:"]
+        lines += [f"  {url(name)}" for name in proof.kept]
     if not proof.proved and not proof.kills:
         return [*lines, f"{proof.sync}: not proved"]
     return [*lines, f"{proof.sync}: {proof.summary}"]
