@@ -20,7 +20,7 @@ SOURCE = Path(tidegate.__file__).parent
 def run(code: str, failpoint: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", f"from tidegate.failpoints import reach\n{code}"],
-        env={"TIDEGATE_FAILPOINT": failpoint},
+        env={"TIDEGATE_FAILPOINT": failpoint, "PYTHONPATH": str(SOURCE.parent)},
         capture_output=True,
         text=True,
         timeout=30,

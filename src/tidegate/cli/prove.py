@@ -16,7 +16,8 @@ from tidegate.cli.options import (
     given_overrides,
     open_project,
 )
-from tidegate.cli.output import print_json, print_line
+from tidegate.cli.output import print_error, print_json, print_line
+from tidegate.errors import TidegateError
 
 if TYPE_CHECKING:
     from tidegate.project import Project
@@ -59,20 +60,31 @@ def prove(
     opened = open_project(project, profile)
     options = ProofOptions(rows, seed, tuple(point or ()), tuple(key or ()), keep)
     proofs: list[Proof] = []
+    documents: list[Any] = []
+    worst = 0
     for name in choose_syncs(names or [], all_, list(opened.syncs)):
-        with ProveScreen(silent=as_json) as screen:
-            proof = prove_sync(opened, name, options, screen, given_overrides())
+        try:
+            with ProveScreen(silent=as_json) as screen:
+                proof = prove_sync(opened, name, options, screen, given_overrides())
+        except TidegateError as error:
+            worst = error.exit_code if worst in (0, error.exit_code) else 1
+            documents.append({"sync": name, "error": error.message, "hint": error.hint})
+            if not as_json:
+                print_error(TidegateError(f"{name}: {error.message}", error.hint), as_json=False)
+            continue
+        worst = worst if proof.proved else 1
         proofs.append(proof)
+        documents.append(_document(proof))
         if not as_json:
             for line in _lines(proof, opened):
                 print_line(line)
     if junit is not None:
         write_junit(junit, proofs)
     if as_json:
-        print_json([_document(proof) for proof in proofs])
+        print_json(documents)
     opened.close()
-    if not all(proof.proved for proof in proofs):
-        raise typer.Exit(1)
+    if worst:
+        raise typer.Exit(worst)
 
 
 def _lines(proof: Proof, project: Project) -> list[str]:

@@ -88,22 +88,24 @@ class _Crashes:
 
     def prove(self, points: Sequence[str] | None) -> int:
         sync = self._bench.sync
-        with self._source() as (name, source_rows):
-            clean = Trial(self._bench, name, _ONE_BATCH)
+        with (
+            self._source() as (name, source_rows),
+            Trial(self._bench, name, _ONE_BATCH) as clean,
+        ):
             passed = trace_points(clean, self._bench.logs / "prove.trace")
             expected = self._expected(clean, name)
-            clean.close()
         if not expected.rows:
             raise AssertionError(
                 f"{sync.name} loaded no rows, which proves nothing: fill its source first"
             )
         chosen = [point for point in POINTS if point in (points or passed)]
-        with self._source() as (name, _):
-            killed = Trial(self._bench, name, max(1, source_rows // _BATCHES))
+        with (
+            self._source() as (name, _),
+            Trial(self._bench, name, max(1, source_rows // _BATCHES)) as killed,
+        ):
             kills = sum(killed.kill(point) for point in chosen)
             killed.run()
             found = killed.content(self._key, expected.columns)
-            killed.close()
         difference = compare(expected, found)
         if difference:
             raise AssertionError(self._message(difference, expected, chosen))
@@ -112,11 +114,12 @@ class _Crashes:
     def _message(self, difference: Difference, expected: Content, points: Sequence[str]) -> str:
         sync = self._bench.sync
         if sync.transform is not None:
-            with self._source() as (name, _):
-                again = Trial(self._bench, name, _ONE_BATCH)
+            with (
+                self._source() as (name, _),
+                Trial(self._bench, name, _ONE_BATCH) as again,
+            ):
                 again.run()
                 second = compare(expected, again.content(self._key, expected.columns))
-                again.close()
             if second:
                 return (
                     f"{sync.name}: the transformation is not deterministic: two clean runs give "

@@ -82,17 +82,22 @@ def rule_of(sync: Sync) -> Rule:
 def expected_content(source: Connection, sync: Sync, table: Table, key: Sequence[str]) -> Content:
     """What one clean pass gives without a transformation: the source's rows, by plain SQL."""
     rule = rule_of(sync)
-    condition: sql.Composable = sql.SQL("")
+    conditions: list[sql.Composable] = []
     order: sql.Composable = sql.SQL("")
+    if where := getattr(sync, "where", None):
+        conditions.append(sql.SQL("({})").format(sql.SQL(where)))
     if sync.cursor is not None:
         order = sql.SQL(" ORDER BY {} NULLS LAST, ROW(t.*)::text").format(
             sql.Identifier(sync.cursor)
         )
         if sync.null_cursor is NullPolicy.EXCLUDE:
-            condition = sql.SQL(" WHERE {} IS NOT NULL").format(sql.Identifier(sync.cursor))
+            conditions.append(sql.SQL("{} IS NOT NULL").format(sql.Identifier(sync.cursor)))
     rows = source.execute(
-        sql.SQL("SELECT {} FROM {} t{}{}").format(
-            _texts(table.column_names), qualified(table.relation), condition, order
+        sql.SQL("SELECT {} FROM {} t WHERE {}{}").format(
+            _texts(table.column_names),
+            qualified(table.relation),
+            sql.SQL(" AND ").join(conditions or [sql.SQL("true")]),
+            order,
         )
     ).fetchall()
     declared = declared_columns(sync, table)

@@ -128,6 +128,8 @@ class Pool:
 
     def key_texts(self, places: Sequence[int]) -> list[str]:
         """The keys of rows as `--key` takes them."""
+        if not self.key:
+            return []
         columns = sql.SQL(", ").join(
             sql.SQL("{}::text").format(column_value(self.table, name)) for name in self.key
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from tidegate.errors import TidegateError
@@ -51,6 +52,7 @@ class Trial:
         self._control = databases.make("control")
         self._made = [self._control]
         self.target = source
+        self._runner: PipelineProcess | None = None
         if sync.target.connection != sync.source.connection:
             self.target = databases.make("warehouse")
             self._made.append(self.target)
@@ -73,9 +75,18 @@ class Trial:
         log = bench.logs / "prove.log"
         return PipelineProcess(opening, log, failpoint, bench.environment())
 
-    def run(self, failpoint: str | None = None) -> Ended:
-        """One run in a process of its own; a failure that nobody caused is an error."""
-        with self.start(failpoint) as process:
+    def run(self) -> Ended:
+        """One run, in the process of the last one unless a kill came between.
+
+        A failure that nobody caused is an error.
+        """
+        if self._runner is None:
+            self._runner = self.start()
+        return _must_work(self._runner.run())
+
+    def trace(self, path: Path) -> Ended:
+        """One run that writes down the points it passes."""
+        with self.start(f"*=trace:{path}") as process:
             return _must_work(process.run())
 
     def kill(self, point: str) -> bool:
@@ -83,6 +94,7 @@ class Trial:
 
         Some points are passed in Spark's workers: the worker dies, and the run fails of it.
         """
+        self._end_runner()
         flag = self._bench.logs / "prove.killed"
         flag.unlink(missing_ok=True)
         with self.start(f"{point}=kill:{flag}") as process:
@@ -93,19 +105,29 @@ class Trial:
             _must_work(ended)
         return killed
 
-    def run_steps(self, steps: Sequence[Callable[[], None]]) -> None:
-        """A run after each step, without a kill, in one process to save its start."""
-        with self.start() as process:
-            for step in steps:
-                step()
-                _must_work(process.run())
-
     def content(self, key: Sequence[str], columns: Sequence[str] | None = None) -> Content:
         with self._bench.databases.connect(self.target) as connection:
             return target_content(connection, self._bench.sync.target.relation, key, columns)
 
     def close(self) -> None:
+        self._end_runner()
         self._bench.databases.drop(*self._made)
+
+    def __enter__(self) -> Trial:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _end_runner(self) -> None:
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
 
 
 def _must_work(ended: Ended) -> Ended:
@@ -123,7 +145,7 @@ def trace_points(trial: Trial, trace: Path) -> tuple[str, ...]:
     """Run once without a kill; the points that the run passed, in their order."""
     trace.parent.mkdir(parents=True, exist_ok=True)
     trace.unlink(missing_ok=True)
-    trial.run(f"*=trace:{trace}")
+    trial.trace(trace)
     passed = set(trace.read_text(encoding="utf-8").split()) if trace.exists() else set()
     trace.unlink(missing_ok=True)
     return tuple(point for point in POINTS if point in passed)

@@ -23,12 +23,13 @@ def start_warm_spark(settings: Settings) -> dict[str, str]:
         return {}
     from pyspark import SparkContext
 
-    sessions = SparkSessions(settings.spark, settings.state_directory)
-    sessions.get()
     internals: Any = SparkContext
+    if internals._gateway is None:
+        sessions = SparkSessions(settings.spark, settings.state_directory)
+        sessions.get()
+        # The JVM stays, and ends with this process.
+        sessions.stop()
     parameters = internals._gateway.gateway_parameters
-    # The JVM stays, and ends with this process.
-    sessions.stop()
     return {_PORT: str(parameters.port), _SECRET: str(parameters.auth_token)}
 
 

@@ -62,14 +62,11 @@ class Workshop:
         """Replay with these kills, or with none, and compare."""
         expected = self.expected(places)
         with self.replaying(places) as replay:
-            if points:
-                for number, chosen in enumerate(spread(points, len(replay.steps), 0)):
-                    replay.step(number)
-                    for point in chosen:
-                        replay.kill(point)
-                    replay.run()
-            else:
-                replay.run_all()
+            for number, chosen in enumerate(spread(points, len(replay.steps), 0)):
+                replay.step(number)
+                for point in chosen:
+                    replay.kill(point)
+                replay.run()
             return replay.difference(expected)
 
     def collapsed(self) -> int:
@@ -86,9 +83,8 @@ class Workshop:
         with databases.connect(name) as source:
             steps = self.pool.step_numbers(source)
             batch_rows = max(1, rows // (len(steps) * _BATCHES_PER_STEP))
-            trial = Trial(self.bench, name, batch_rows)
-            yield Replay(self, trial, source, steps)
-        trial.close()
+            with Trial(self.bench, name, batch_rows) as trial:
+                yield Replay(self, trial, source, steps)
         databases.drop(name)
 
     @contextmanager
@@ -99,9 +95,8 @@ class Workshop:
         name = self.pool.make_source(places)
         with databases.connect(name) as source:
             self.pool.apply_all(source)
-            trial = Trial(self.bench, name, _ONE_BATCH)
-            yield trial, source
-        trial.close()
+            with Trial(self.bench, name, _ONE_BATCH) as trial:
+                yield trial, source
         databases.drop(name)
 
     def _judge(self, trial: Trial, source: Connection) -> Content:
@@ -131,11 +126,6 @@ class Replay:
     def run(self) -> None:
         self.workshop.runs += 1
         self.trial.run()
-
-    def run_all(self) -> None:
-        """Every step and a run after it, without a kill."""
-        self.workshop.runs += len(self.steps)
-        self.trial.run_steps([lambda n=n: self.step(n) for n in range(len(self.steps))])  # type: ignore[misc]
 
     def difference(self, expected: Content | None = None) -> Difference:
         """The target in the end against the oracle."""
