@@ -44,16 +44,6 @@ def invented_columns(connection: Connection, table: Table, types: dict[str, str]
 
 
 def _value(connection: Connection, table: Table, column: Column) -> sql.Composable:
-    plain = " ".join(_LENGTH.sub("", column.wire).split())
-    if plain in _BY_TYPE:
-        return sql.SQL(_BY_TYPE[plain])
-    if plain.startswith("numeric"):
-        return sql.SQL("n % 10")
-    if plain in ("character varying", "character", "bpchar"):
-        length = _LENGTH.search(column.wire)
-        return sql.SQL("right('text ' || n, {})").format(
-            sql.Literal(int(length.group(1)) if length else 20)
-        )
     labels = [
         label
         for (label,) in connection.execute(
@@ -64,6 +54,17 @@ def _value(connection: Connection, table: Table, column: Column) -> sql.Composab
     if labels:
         return sql.SQL("({}::text[])[1 + n % {}]").format(
             sql.Literal(labels), sql.Literal(len(labels))
+        )
+    kind = column.type if column.via_text else column.wire
+    plain = " ".join(_LENGTH.sub("", kind).split())
+    if plain in _BY_TYPE:
+        return sql.SQL(_BY_TYPE[plain])
+    if plain.startswith("numeric"):
+        return sql.SQL("n % 10")
+    if plain in ("character varying", "character", "bpchar"):
+        length = _LENGTH.search(kind)
+        return sql.SQL("right('text ' || n, {})").format(
+            sql.Literal(int(length.group(1)) if length else 20)
         )
     if plain.endswith("[]"):
         return sql.SQL("'{}'")
