@@ -17,6 +17,7 @@ from tidegate.testing.oracle import (
     Difference,
     compare,
     expected_content,
+    needs_clean_pass,
     rule_of,
     target_content,
 )
@@ -129,7 +130,7 @@ class _Crashes:
         return f"{sync.name}: killed at {kills} and run again: {_named(difference, self._key)}"
 
     def _expected(self, clean: Trial, source: str) -> Content:
-        if self._bench.sync.transform is not None:
+        if needs_clean_pass(self._bench.sync):
             return clean.content(self._key)
         with self._bench.databases.connect(source) as connection:
             return expected_content(connection, self._bench.sync, self._table, self._key)

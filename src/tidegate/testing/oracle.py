@@ -79,6 +79,12 @@ def rule_of(sync: Sync) -> Rule:
     return rule
 
 
+def needs_clean_pass(sync: Sync) -> bool:
+    """Whether only a clean pass can say what comes out: the user's own code has a part in it."""
+    own = ("checks", "before_sql", "after_sql")
+    return sync.transform is not None or any(getattr(sync, name, ()) for name in own)
+
+
 def expected_content(source: Connection, sync: Sync, table: Table, key: Sequence[str]) -> Content:
     """What one clean pass gives without a transformation: the source's rows, by plain SQL."""
     rule = rule_of(sync)

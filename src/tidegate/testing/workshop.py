@@ -7,7 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tidegate.postgres.connect import Connection
-from tidegate.testing.oracle import Content, Difference, compare, expected_content, rule_of
+from tidegate.testing.oracle import (
+    Content,
+    Difference,
+    compare,
+    expected_content,
+    needs_clean_pass,
+    rule_of,
+)
 from tidegate.testing.pool import Pool
 from tidegate.testing.trial import Bench, Trial, spread, trace_points
 
@@ -53,7 +60,7 @@ class Workshop:
         if places is None:
             assert self._expected is not None
             return self._expected
-        if self.transformed:
+        if needs_clean_pass(self.bench.sync):
             return self.clean_pass(places)
         with self._final_source(places) as (trial, source):
             return self._judge(trial, source)
@@ -101,7 +108,7 @@ class Workshop:
 
     def _judge(self, trial: Trial, source: Connection) -> Content:
         """The oracle: a clean pass of the transformation, or plain SQL where there is none."""
-        if self.transformed:
+        if needs_clean_pass(self.bench.sync):
             return trial.content(self.key)
         return expected_content(source, self.bench.sync, self.pool.table, self.key)
 
@@ -135,7 +142,7 @@ class Replay:
     def difference_so_far(self) -> Difference:
         """The target now against the source now; only SQL can tell that halfway."""
         workshop = self.workshop
-        if workshop.transformed:
+        if needs_clean_pass(workshop.bench.sync):
             return Difference()
         expected = expected_content(
             self.source, workshop.bench.sync, workshop.pool.table, workshop.key
