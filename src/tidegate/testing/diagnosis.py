@@ -25,7 +25,8 @@ _HINTS = {
     'newest row of each key is wanted, duplicates = "newest"',
     Cause.CURSOR: "stamp the cursor in the source at every write (a trigger with now()), or "
     "declare a lookback longer than rows can be late",
-    Cause.KILL: "this should not happen, whatever the pipeline does: please report it",
+    Cause.KILL: "does the transformation keep state of its own, in a file or a table? a killed run "
+    "leaves it behind; if it does not, please report this",
     Cause.NO_KILL: "run the command below and compare the two tables (--keep leaves them)",
     Cause.FAILS: "correct it and try again",
 }
@@ -157,8 +158,10 @@ class Diagnosis:
         return self._finding(Cause.KILL, text, smallest, where)
 
     def _first(self, difference: Difference) -> str:
-        columns = f" (in {', '.join(difference.columns)})" if difference.columns else ""
-        return f", first at {_named(self._workshop.key, difference.keys[0])}{columns}"
+        first = difference.keys[0]
+        shown = first in difference.different and difference.columns
+        columns = f" (in {', '.join(difference.columns)})" if shown else ""
+        return f", first at {_named(self._workshop.key, first)}{columns}"
 
     def _may_try(self) -> bool:
         if self._deadline is None:
