@@ -1,8 +1,10 @@
 """Named points at which a test may kill, stop or pause this process; free when off.
 
-`TIDEGATE_FAILPOINT="publish.apply=kill"` arms one point. Actions: `kill` (SIGKILL to ourselves),
-`stop` (SIGSTOP), `raise`, and `wait:PATH` (announce by creating PATH, go on when it is removed).
-`@N` after the name arms the N-th passage only: `batch.planned@2=kill`.
+`TIDEGATE_FAILPOINT="publish.apply=kill"` arms one point. Actions: `kill` (SIGKILL to ourselves;
+`kill:PATH` creates PATH first, so that the deed is known), `stop` (SIGSTOP), `raise`, and
+`wait:PATH` (announce by creating PATH, go on when it is removed).
+`@N` after the name arms the N-th passage only: `batch.planned@2=kill`. `*=trace:PATH` does nothing
+but write the name of every point that is passed to PATH.
 """
 
 from __future__ import annotations
@@ -34,6 +36,9 @@ POINTS = (
 )
 
 
+ANY = "*"
+
+
 class FailpointHit(RuntimeError):
     """Raised by the `raise` action."""
 
@@ -43,6 +48,8 @@ def _parse(text: str) -> tuple[str, int, str] | None:
         return None
     point, _, action = text.partition("=")
     name, _, passage = point.partition("@")
+    if name == ANY and action.startswith("trace:"):
+        return name, 1, action
     if name not in POINTS:
         raise ValueError(f"TIDEGATE_FAILPOINT: unknown point {name!r}; one of {', '.join(POINTS)}")
     return name, int(passage or 1), action or "kill"
@@ -54,8 +61,13 @@ _passages = 0
 
 def reach(name: str) -> None:
     """Note that execution got to the point called `name`."""
-    if _armed is not None and _armed[0] == name:
+    if _armed is None:
+        return
+    if _armed[0] == name:
         _fire(_armed)
+    elif _armed[0] == ANY:
+        with Path(_armed[2].partition(":")[2]).open("a", encoding="utf-8") as trace:
+            trace.write(f"{name}\n")
 
 
 def _fire(armed: tuple[str, int, str]) -> None:
@@ -66,6 +78,8 @@ def _fire(armed: tuple[str, int, str]) -> None:
         return
     kind, _, argument = action.partition(":")
     if kind == "kill":
+        if argument:
+            Path(argument).touch()
         os.kill(os.getpid(), signal.SIGKILL)
     elif kind == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)

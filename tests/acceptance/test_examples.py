@@ -31,6 +31,9 @@ def run(command: str, folder: Path) -> str:
     environment = {**os.environ, "PATH": path}
     for name in ("SHOP_URL", "WAREHOUSE_URL", "TIDEGATE_PROFILE", "TIDEGATE_PROJECT_DIR"):
         environment.pop(name, None)
+    # As installed from a wheel: the plugin of this package, whether or not it is registered here.
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    environment["PYTEST_ADDOPTS"] = "-p tidegate.testing.plugin -p no:cacheprovider"
     done = subprocess.run(
         ["bash", "-ec", command],
         cwd=folder,
@@ -157,3 +160,14 @@ def test_the_spark_job_example_publishes_each_month_once(example: Path) -> None:
     assert "revenue-2026-11: done, " in first
     assert "revenue-2026-11: already, 0 rows" in again
     assert "revenue-2026-10" in printed["tidegate marker list warehouse"][0]
+
+
+@pytest.mark.parametrize("example", ["pytest"], indirect=True)
+def test_the_pytest_example_passes_its_own_tests_and_is_proved(example: Path) -> None:
+    printed = follow_readme(example)
+
+    (tests,) = printed["pytest test_orders.py"]
+    assert "4 passed" in tests
+    (proof,) = printed["tidegate prove orders --rows 60 --junit prove.xml"]
+    assert proof.splitlines()[-1] == "orders: 14 kills, 0 lost, 0 doubled"
+    assert (example / "prove.xml").exists()

@@ -20,7 +20,7 @@ SOURCE = Path(tidegate.__file__).parent
 def run(code: str, failpoint: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", f"from tidegate.failpoints import reach\n{code}"],
-        env={"TIDEGATE_FAILPOINT": failpoint},
+        env={"TIDEGATE_FAILPOINT": failpoint, "PYTHONPATH": str(SOURCE.parent)},
         capture_output=True,
         text=True,
         timeout=30,
@@ -49,6 +49,19 @@ def test_other_points_than_the_armed_one_are_passed_freely() -> None:
 def test_kill_ends_the_process_at_the_point() -> None:
     done = run("reach('stage.done'); print('alive')", "stage.done=kill")
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
+
+
+def test_a_kill_can_be_known_by_a_file(tmp_path: Path) -> None:
+    done = run("reach('stage.done')", f"stage.done=kill:{tmp_path / 'killed'}")
+    assert done.returncode == -signal.SIGKILL
+    assert (tmp_path / "killed").exists()
+
+
+def test_a_trace_names_every_point_passed_and_stops_at_none(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    done = run("reach('job.claimed'); reach('stage.done'); print('alive')", f"*=trace:{trace}")
+    assert done.stdout == "alive\n"
+    assert trace.read_text().split() == ["job.claimed", "stage.done"]
 
 
 def test_the_second_passage_can_be_the_one() -> None:

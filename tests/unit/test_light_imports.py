@@ -49,6 +49,10 @@ def test_opening_a_project_does_not_load_spark() -> None:
     assert "pyspark" not in loaded_after("import tidegate\ntidegate.Project\ntidegate.sync")
 
 
+def test_the_pytest_plugin_loads_nothing_heavy() -> None:
+    assert loaded_after("import tidegate.testing.plugin, tidegate.testing") == []
+
+
 def test_an_unknown_name_is_refused_as_by_any_module() -> None:
     import tidegate
 

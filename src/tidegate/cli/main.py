@@ -15,6 +15,7 @@ from tidegate.cli import doctor as doctor_module
 from tidegate.cli import init as init_module
 from tidegate.cli import marker as marker_module
 from tidegate.cli import plan as plan_module
+from tidegate.cli import prove as prove_module
 from tidegate.cli import remove as remove_module
 from tidegate.cli import run as run_module
 from tidegate.cli import status as status_module
@@ -38,6 +39,7 @@ app.command("doctor")(doctor_module.doctor)
 app.command("run")(run_module.run)
 app.command("status")(status_module.status)
 app.command("verify")(verify_module.verify)
+app.command("prove")(prove_module.prove)
 app.command("demo")(demo_module.demo)
 app.command("adopt")(adopt_module.adopt)
 app.command("remove")(remove_module.remove)

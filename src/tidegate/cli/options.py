@@ -44,6 +44,11 @@ def override_settings(given: list[str]) -> None:
         _overrides[key.strip()] = parse_value(tuple(key.strip().split(".")), value)
 
 
+def given_overrides() -> dict[str, Any]:
+    """What `--set` asked for, for commands that open the project in other processes too."""
+    return dict(_overrides)
+
+
 def open_project(folder: Path, profile: str | None) -> Project:
     """Open the project a command works on."""
     from tidegate.project import Project

@@ -1,0 +1,219 @@
+"""The pool: a database with the rebuilt source table and the sample's history, to be copied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import sql
+
+from tidegate.errors import DeclarationError, SourceError
+from tidegate.model.column import Table
+from tidegate.model.sync import Sync
+from tidegate.pipeline.context import Context
+from tidegate.pipeline.declaration import resolve_source
+from tidegate.postgres.connect import Connection
+from tidegate.testing import replay
+from tidegate.testing.databases import FreshDatabases
+from tidegate.testing.oracle import rule_of
+from tidegate.testing.rebuild import Rebuilding
+from tidegate.testing.sample import (
+    SAMPLE,
+    Wanted,
+    begin_reading,
+    column_value,
+    invent_sample,
+    make_sample_table,
+    read_sample,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A sample in a database of its own, and what is known about it."""
+
+    databases: FreshDatabases
+    name: str
+    table: Table
+    key: tuple[str, ...]
+    cursor: str | None
+    zone: str
+    rows: int
+    steps: int
+    changes: int
+    invented: bool
+    notes: tuple[str, ...]
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """What tells rows apart in messages: not the declared key, which may be wrong."""
+        return self.table.primary_key or self.key
+
+    def make_source(self, places: Sequence[int] | None = None) -> str:
+        """A source database with the empty table and the history, or a part of it."""
+        name = self.databases.make("source", template=self.name)
+        with self.databases.connect(name) as connection:
+            # A setting of a database is not copied with it.
+            connection.execute(
+                sql.SQL("ALTER DATABASE {} SET TimeZone = {}").format(
+                    sql.Identifier(name), sql.Literal(self.zone)
+                )
+            )
+            if places is not None:
+                replay.keep_places(connection, list(places))
+        return name
+
+    def step_numbers(self, source: Connection) -> list[int]:
+        """The steps that have rows; the one after the last is that of the changes."""
+        found = source.execute(
+            sql.SQL("SELECT DISTINCT step FROM {} ORDER BY step").format(SAMPLE)
+        ).fetchall()
+        numbers = [step for (step,) in found]
+        row: Any = source.execute(
+            sql.SQL("SELECT count(*) FROM {}").format(replay.CHANGE)
+        ).fetchone()
+        return [*numbers, self.steps + 1] if row[0] else numbers
+
+    def apply(self, source: Connection, step: int) -> None:
+        """Let one step happen in the source."""
+        with source.transaction():
+            if step > self.steps:
+                replay.apply_changes(source, self.table)
+            else:
+                replay.apply_step(source, self.table, step)
+
+    def apply_all(self, source: Connection) -> None:
+        for step in self.step_numbers(source):
+            self.apply(source, step)
+
+    def label(self, place: int) -> str:
+        """A row as messages name it: `id=5`."""
+        return self.labels([place])[0]
+
+    def labels(self, places: Sequence[int]) -> list[str]:
+        names = self.label_columns or self.table.column_names[:1]
+        columns = sql.SQL(", ").join(
+            sql.SQL("{}::text").format(column_value(self.table, name)) for name in names
+        )
+        with self.databases.connect(self.name) as connection:
+            found = connection.execute(
+                sql.SQL("SELECT {} FROM {} WHERE place = ANY (%s) ORDER BY place").format(
+                    columns, SAMPLE
+                ),
+                (list(places),),
+            ).fetchall()
+        return [
+            ", ".join(f"{name}={value}" for name, value in zip(names, row, strict=True))
+            for row in found
+        ]
+
+    def places(self, keys: Sequence[tuple[str | None, ...]] | None = None) -> list[int]:
+        """The places of all rows, or of those with one of these keys."""
+        with self.databases.connect(self.name) as connection:
+            columns: list[sql.Composable] = [
+                sql.SQL("{}::text").format(column_value(self.table, name))
+                for name in self.key
+                if name in self.table.column_names
+            ]
+            if keys is not None and len(columns) != len(self.key):
+                return []
+            found = connection.execute(
+                sql.SQL("SELECT place, {} FROM {} ORDER BY place").format(
+                    sql.SQL(", ").join(columns or [sql.SQL("NULL")]), SAMPLE
+                )
+            ).fetchall()
+        wanted = None if keys is None else set(keys)
+        return [row[0] for row in found if wanted is None or row[1:] in wanted]
+
+    def key_texts(self, places: Sequence[int]) -> list[str]:
+        """The keys of rows as `--key` takes them."""
+        if not self.key:
+            return []
+        columns = sql.SQL(", ").join(
+            sql.SQL("{}::text").format(column_value(self.table, name)) for name in self.key
+        )
+        with self.databases.connect(self.name) as connection:
+            found = connection.execute(
+                sql.SQL(
+                    "SELECT DISTINCT concat_ws(',', {}) FROM {} WHERE place = ANY (%s) ORDER BY 1"
+                ).format(columns, SAMPLE),
+                (list(places),),
+            )
+            return [text for (text,) in found]
+
+    def late_rows(self) -> list[tuple[int, int]]:
+        """Rows written after rows with a higher cursor: each with the place of one of those."""
+        with self.databases.connect(self.name) as connection:
+            return connection.execute(
+                sql.SQL("SELECT place, after FROM {} WHERE late ORDER BY place").format(SAMPLE)
+            ).fetchall()
+
+    def shared_key(self) -> list[int]:
+        """Places of rows that share one value of the key; empty when the key tells rows apart."""
+        columns = sql.SQL(", ").join(column_value(self.table, name) for name in self.key)
+        with self.databases.connect(self.name) as connection:
+            row = connection.execute(
+                sql.SQL(
+                    "SELECT array_agg(place ORDER BY place) FROM {} GROUP BY {}"
+                    " HAVING count(*) > 1 ORDER BY 1 LIMIT 1"
+                ).format(SAMPLE, columns)
+            ).fetchone()
+        return list(row[0]) if row else []
+
+
+def fill_pool(context: Context, sync: Sync, databases: FreshDatabases, wanted: Wanted) -> Pool:
+    """Read the sample and make its history; nothing is written to the user's source."""
+    if getattr(sync, "query", None):
+        raise DeclarationError(
+            f"sync {sync.name} reads a query, and its tables cannot be rebuilt",
+            "prove a sync of a table or view; make the query a view in the source",
+        )
+    name = databases.make("pool")
+    rule = rule_of(sync)
+    with (
+        context.databases.connect(sync.source.connection, "tidegate read") as source,
+        databases.connect(name) as copy,
+    ):
+        begin_reading(source)
+        # Every name and type is checked as a run would, before anything is copied.
+        resolved = resolve_source(source, sync)
+        table, key, cursor = resolved.table, tuple(resolved.key), sync.cursor
+        zone = sync.cursor_timezone or _timezone(source)
+        copy.execute("SET search_path = ''")
+        rebuilding = Rebuilding(source, copy)
+        types = rebuilding.table(table, cursor)
+        make_sample_table(copy, table, types)
+        rows = read_sample(source, copy, table, key, cursor, wanted)
+        source.rollback()
+        notes = rebuilding.notes
+        invented = rows == 0 and not wanted.keys
+        if invented:
+            rows = invent_sample(copy, table, types)
+            notes.append(f"{table.relation} is empty: {rows} rows were made up by type")
+        if cursor is not None:
+            future = replay.drop_future(copy, table, cursor, zone)
+            rows -= future
+            if future:
+                notes.append(f"{future} rows with a {cursor} that is not past yet were left out")
+        if rows == 0:
+            raise SourceError(
+                f"{table.relation} has no rows to prove with",
+                "put some rows into the source, or choose others with --key",
+            )
+        steps = replay.arrange(copy, table, cursor, key)
+        changes = 0
+        if rule.replays_changes:
+            changes = replay.plan_changes(copy, table, key, cursor, wanted.seed, zone)
+            if not changes:
+                notes.append("no updates are replayed: the cursor cannot be raised on loaded rows")
+        else:
+            replay.make_change_table(copy)
+    return Pool(
+        databases, name, table, key, cursor, zone, rows, steps, changes, invented, tuple(notes)
+    )
+
+
+def _timezone(source: Connection) -> str:
+    row = source.execute("SELECT reset_val FROM pg_settings WHERE name = 'TimeZone'").fetchone()
+    return str(row[0]) if row and row[0] else "UTC"

@@ -1,0 +1,162 @@
+"""A trial: one source, a fresh target and control plane, and runs of the real pipeline on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tidegate.errors import TidegateError
+from tidegate.failpoints import POINTS
+from tidegate.model.sync import Sync
+from tidegate.testing.databases import FreshDatabases
+from tidegate.testing.oracle import Content, target_content
+from tidegate.testing.process import Ended, Opening, PipelineProcess
+
+# More kills in a row than a real job would be given.
+_MAX_ATTEMPTS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """The sync on trial, and where its project and our databases are."""
+
+    databases: FreshDatabases
+    root: Path
+    sync: Sync
+    logs: Path
+    overrides: dict[str, Any] = field(default_factory=dict)
+    profile: str | None = None
+    # Called when the first process starts: what it brings about takes seconds.
+    environment: Callable[[], dict[str, str]] = dict
+
+
+class RunFailed(TidegateError):
+    """The pipeline itself failed; nobody had killed it."""
+
+    def __init__(self, ended: Ended) -> None:
+        super().__init__(ended.error, ended.hint)
+        self.kind = ended.kind
+
+
+class Trial:
+    """The real pipeline between a source and databases that nobody else uses."""
+
+    def __init__(self, bench: Bench, source: str, batch_rows: int) -> None:
+        self._bench = bench
+        self._batch_rows = batch_rows
+        databases, sync = bench.databases, bench.sync
+        self.source = source
+        self._control = databases.make("control")
+        self._made = [self._control]
+        self.target = source
+        self._runner: PipelineProcess | None = None
+        if sync.target.connection != sync.source.connection:
+            self.target = databases.make("warehouse")
+            self._made.append(self.target)
+
+    def start(self, failpoint: str | None = None) -> PipelineProcess:
+        """The pipeline's process, which runs when told to."""
+        bench, sync = self._bench, self._bench.sync
+        conninfo = bench.databases.conninfo
+        overrides = {
+            **bench.overrides,
+            f"connections.{sync.source.connection}": conninfo(self.source),
+            f"connections.{sync.target.connection}": conninfo(self.target),
+            "project.control": conninfo(self._control),
+            "worker.max_attempts": _MAX_ATTEMPTS,
+        }
+        if failpoint:
+            # Spark's workers are not our children; this is how they get to know.
+            overrides["spark.conf.spark.executorEnv.TIDEGATE_FAILPOINT"] = failpoint
+        opening = Opening(bench.root, sync.name, self._batch_rows, overrides, bench.profile)
+        log = bench.logs / "prove.log"
+        return PipelineProcess(opening, log, failpoint, bench.environment())
+
+    def run(self) -> Ended:
+        """One run, in the process of the last one unless a kill came between.
+
+        A failure that nobody caused is an error.
+        """
+        if self._runner is None:
+            self._runner = self.start()
+        return _must_work(self._runner.run())
+
+    def trace(self, path: Path) -> Ended:
+        """One run that writes down the points it passes."""
+        with self.start(f"*=trace:{path}") as process:
+            return _must_work(process.run())
+
+    def kill(self, point: str) -> bool:
+        """A run that is killed at a point; False when it came to its end without passing it.
+
+        Some points are passed in Spark's workers: the worker dies, and the run fails of it.
+        """
+        self._end_runner()
+        flag = self._bench.logs / "prove.killed"
+        flag.unlink(missing_ok=True)
+        with self.start(f"{point}=kill:{flag}") as process:
+            ended = process.run()
+        killed = flag.exists()
+        flag.unlink(missing_ok=True)
+        if not killed:
+            _must_work(ended)
+        return killed
+
+    def content(self, key: Sequence[str], columns: Sequence[str] | None = None) -> Content:
+        with self._bench.databases.connect(self.target) as connection:
+            return target_content(connection, self._bench.sync.target.relation, key, columns)
+
+    def close(self) -> None:
+        self._end_runner()
+        self._bench.databases.drop(*self._made)
+
+    def __enter__(self) -> Trial:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _end_runner(self) -> None:
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+
+
+def _must_work(ended: Ended) -> Ended:
+    if ended.killed:
+        raise TidegateError(
+            "a run was killed by somebody else",
+            "was the machine out of memory? lower --rows, or stop other programs",
+        )
+    if ended.status == "failed":
+        raise RunFailed(ended)
+    return ended
+
+
+def trace_points(trial: Trial, trace: Path) -> tuple[str, ...]:
+    """Run once without a kill; the points that the run passed, in their order."""
+    trace.parent.mkdir(parents=True, exist_ok=True)
+    trace.unlink(missing_ok=True)
+    trial.trace(trace)
+    passed = set(trace.read_text(encoding="utf-8").split()) if trace.exists() else set()
+    trace.unlink(missing_ok=True)
+    return tuple(point for point in POINTS if point in passed)
+
+
+def spread(points: Sequence[str], rounds: int, seed: int) -> list[list[str]]:
+    """Which points are killed at in which round; inside a round in the order of a run.
+
+    The later a point, the more it leaves done: killed in this order, each run finds work to do.
+    """
+    plan: list[list[str]] = [[] for _ in range(rounds)]
+    for number, point in enumerate(points):
+        plan[(number + seed) % rounds].append(point)
+    return [sorted(some, key=POINTS.index) for some in plan]
