@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _CODE = "TIDEGATE_CODE"
+_PREFIX = "tidegate_"
 _packages: WeakKeyDictionary[ModuleType, Package] = WeakKeyDictionary()
 """what lay beside each pipelines file when its functions were first sent"""
 _first_code: dict[str, str] = {}
@@ -37,7 +38,7 @@ class Package:
     @property
     def name(self) -> str:
         """Another one when a module was changed, since Spark keeps what it has by name."""
-        return f"tidegate_{hashlib.sha256(self.content).hexdigest()[:16]}.zip"
+        return f"{_PREFIX}{hashlib.sha256(self.content).hexdigest()[:16]}.zip"
 
     def write(self, folder: Path) -> str:
         folder.mkdir(exist_ok=True)
@@ -134,7 +135,8 @@ def _put_first(session: SparkSession, name: str) -> None:
     context = session.sparkContext
     includes = context._python_includes
     assert includes is not None
-    includes[:] = [*(other for other in includes if other != name), name]
+    # Spark hands them on as a set, so an order would not hold: only these may be there.
+    includes[:] = [*(other for other in includes if not other.startswith(_PREFIX)), name]
     if _first_code.setdefault(context.applicationId, name) == name:
         context.environment.pop(_CODE, None)
     else:
