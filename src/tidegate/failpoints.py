@@ -29,6 +29,7 @@ POINTS = (
     "job.finished",
     "adopt.moved",
     "adopt.committed",
+    "vacuum.chunk",
 )
 
 

@@ -14,10 +14,16 @@ from tidegate.declare import collect
 from tidegate.errors import DeclarationError, SettingsError, UsageError
 from tidegate.insight.adoption import examine, record_adoption
 from tidegate.insight.markers import Marker
+from tidegate.insight.superseded import (
+    Vacuumed,
+    count_superseded,
+    find_versions,
+    remove_superseded,
+)
 from tidegate.insight.watermarks import SyncWatermark
 from tidegate.model.adoption import Adoption, StartingPoint
 from tidegate.model.cursor import NullPolicy
-from tidegate.model.job import SYNC
+from tidegate.model.job import SYNC, VACUUM
 from tidegate.model.load import LoadResult
 from tidegate.model.relation import Endpoint, Relation
 from tidegate.model.rules import Check, Duplicates, Mode
@@ -152,6 +158,24 @@ class Project:
             take_over=take_over,
         ) as held:
             return record_adoption(self.context, sync, found, held.fence)
+
+    def vacuum(self, name: str, *, dry_run: bool = False) -> Vacuumed:
+        """Remove the superseded versions that append with a key has kept."""
+        sync = self.sync(name)
+        versions = find_versions(self.context, sync)
+        if isinstance(versions, str):
+            return Vacuumed(sync.name, str(sync.target), dry_run=dry_run, note=versions)
+        if dry_run:
+            return count_superseded(self.context, versions)
+        # Of a kind of its own: what the last run remembered stays what the next one needs.
+        request = {"kind": VACUUM, "name": sync.name}
+        result: dict[str, Any] = {}
+        with hold_table(
+            self.context, sync.target, request, result=result, command="tidegate vacuum"
+        ) as held:
+            found = remove_superseded(self.context, versions, held.fence, held.check_alive)
+            result.update(removed_versions=found.rows, removed_bytes=found.bytes)
+            return found
 
     def close(self) -> None:
         """Stop Spark if this project started it, and close its sessions."""

@@ -14,7 +14,7 @@ from tidegate.failpoints import POINTS
 # These are passed in Spark's Python workers, which see our environment in local mode only.
 IN_WORKERS = ("stage.write", "stage.written")
 # A run does not pass these.
-ELSEWHERE = ("adopt.moved", "adopt.committed")
+ELSEWHERE = ("adopt.moved", "adopt.committed", "vacuum.chunk")
 IN_PROCESS = tuple(point for point in POINTS if point not in IN_WORKERS + ELSEWHERE)
 
 

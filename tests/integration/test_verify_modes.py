@@ -237,7 +237,9 @@ def test_rejected_keys_are_left_out_on_both_sides_and_counted(make: Make, mode: 
     good = verify(project)
     assert (good.verdict, good.source_rows, good.rejected) == (Verdict.EQUAL, 5, 1)
     # One goes bad after it was loaded: the target keeps its last good version.
-    place.source.execute(f"UPDATE orders SET name = NULL, updated_at = {STAMP.format(9)} WHERE id=2")
+    place.source.execute(
+        f"UPDATE orders SET name = NULL, updated_at = {STAMP.format(9)} WHERE id=2"
+    )
     project.run("orders")
     found = verify(project)
     assert (found.verdict, found.source_rows, found.rejected) == (Verdict.EQUAL, 4, 2)

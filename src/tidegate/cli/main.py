@@ -18,6 +18,7 @@ from tidegate.cli import plan as plan_module
 from tidegate.cli import remove as remove_module
 from tidegate.cli import run as run_module
 from tidegate.cli import status as status_module
+from tidegate.cli import vacuum as vacuum_module
 from tidegate.cli import verify as verify_module
 from tidegate.cli import watermark as watermark_module
 from tidegate.cli.options import override_settings
@@ -40,6 +41,7 @@ app.command("status")(status_module.status)
 app.command("verify")(verify_module.verify)
 app.command("demo")(demo_module.demo)
 app.command("adopt")(adopt_module.adopt)
+app.command("vacuum")(vacuum_module.vacuum)
 app.command("remove")(remove_module.remove)
 app.add_typer(watermark_module.app, name="watermark")
 app.add_typer(marker_module.app, name="marker")
