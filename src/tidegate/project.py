@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -21,8 +21,10 @@ from tidegate.insight.superseded import (
     remove_superseded,
 )
 from tidegate.insight.watermarks import SyncWatermark
+from tidegate.insight.why import explain_row, find_sync
 from tidegate.model.adoption import Adoption, StartingPoint
 from tidegate.model.cursor import NullPolicy
+from tidegate.model.explanation import Explanation
 from tidegate.model.job import SYNC, VACUUM
 from tidegate.model.load import LoadResult
 from tidegate.model.relation import Endpoint, Relation
@@ -158,6 +160,17 @@ class Project:
             take_over=take_over,
         ) as held:
             return record_adoption(self.context, sync, found, held.fence)
+
+    def why(self, target: str, /, *, run_transform: bool = False, **key: object) -> Explanation:
+        """Why the row with this key is as it is: `project.why("warehouse:raw.orders", id=42)`."""
+        return self.explain(target, key, run_transform=run_transform)
+
+    def explain(
+        self, target: str, key: Mapping[str, Any], *, run_transform: bool = False
+    ) -> Explanation:
+        """The same as `why`, for columns of any name."""
+        sync = find_sync(self.syncs, target)
+        return explain_row(self.context, sync, key, run_transform=run_transform)
 
     def vacuum(self, name: str, *, dry_run: bool = False) -> Vacuumed:
         """Remove the superseded versions that append with a key has kept."""
