@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -18,9 +19,11 @@ from tidegate.errors import BusyError, DestinationError, FenceLost
 from tidegate.insight import superseded
 from tidegate.insight.superseded import find_versions, remove_superseded
 from tidegate.ledger.fences import Fence
+from tidegate.model.job import VACUUM
 from tidegate.model.verification import Verdict
 from tidegate.pipeline.verify import verify_sync
 from tidegate.project import Project
+from tidegate.runtime.hold import hold_table
 
 __all__ = ["make"]
 
@@ -198,6 +201,21 @@ def test_a_replaced_vacuum_deletes_nothing_more(make: Make) -> None:
     with pytest.raises(FenceLost):
         remove_superseded(project.context, found, stale, lambda: None)
     assert versions(place) == 12
+
+
+def test_a_long_vacuum_keeps_its_lease(make: Make) -> None:
+    project, place = make(VERSIONS, worker={"lease": "30s", "heartbeat": "100ms"})
+    seed(place)
+    project.run("orders")
+    sync = project.sync("orders")
+    request = {"kind": VACUUM, "name": "orders"}
+    lease = "SELECT lease_until FROM tidegate_control.job_queue"
+    with hold_table(project.context, sync.target, request, result={}, command="test") as hold:
+        first = place.control.value(lease)
+        until = time.monotonic() + 30
+        while place.control.value(lease) == first:
+            assert time.monotonic() < until
+        hold.check_alive()
 
 
 def test_without_its_index_it_is_refused(make: Make) -> None:
