@@ -258,6 +258,14 @@ def test_before_the_first_run_nothing_is_loaded_and_nothing_is_made(make: Make) 
     assert contents(place.source, place.target) == before
 
 
+def test_a_dropped_target_is_mentioned(make: Make) -> None:
+    project, place = loaded(make)
+    place.target.execute("DROP TABLE raw.orders")
+    found = why(project, 5)
+    assert found.reason is Reason.LATE
+    assert found.notes == ("warehouse:raw.orders does not exist any more",)
+
+
 def test_a_row_that_a_person_skipped_names_the_person_and_the_reason(make: Make) -> None:
     project, place = loaded(make)
     place.source.execute(f"INSERT INTO orders VALUES (10, 'old', 1, {STAMP.format(15)})")
@@ -405,6 +413,7 @@ def test_of_rows_that_share_a_key_the_newest_is_looked_at(make: Make) -> None:
         ("warehouse:a.b.c", {"id": 1}, "is not a table name", "schema.table"),
         ("orders", {"nr": 1}, "nr is not part of the key", r"the key of orders is id (bigint)"),
         ("orders", {}, "no value was given for id", "the key of orders is id (bigint)"),
+        ("orders", {"id": None}, "no value was given for id", "the key of orders is id (bigint)"),
         ("orders", {"id": "x"}, "id = 'x' is not a bigint", "the key of orders is id (bigint)"),
     ],
 )

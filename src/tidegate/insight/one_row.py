@@ -75,7 +75,7 @@ def parse_key(
     unknown = [name for name in given if name not in names]
     if unknown:
         raise UsageError(f"{', '.join(unknown)} is not part of the key of {sync.name}", hint)
-    missing = [name for name in names if name not in given]
+    missing = [name for name in names if given.get(name) is None]
     if missing:
         raise UsageError(f"no value was given for {', '.join(missing)}", hint)
     key: Key = {}

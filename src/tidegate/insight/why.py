@@ -87,6 +87,7 @@ class _Found:
     row: TargetRow | None
     rejection: Rejection | None
     versions: int
+    exists: bool = True
 
 
 @dataclass(slots=True)
@@ -161,7 +162,7 @@ class _Explaining:
         watermark = before if before.version == 0 else self._watermark(target)
         table = describe_table(target, sync.target.relation)
         if table is None:
-            return _Found(watermark, None, None, 0)
+            return _Found(watermark, None, None, 0, exists=False)
         self._check_columns(table, key)
         shape = None if sync.transform else passthrough_shape(target, source)
         row = read_target(target, sync, table, shape, key)
@@ -269,6 +270,8 @@ class _Explaining:
 
     def _notes(self, row: SourceRow | None, found: _Found, made: Made | None) -> list[str]:
         notes: list[str] = []
+        if not found.exists and found.watermark.version:
+            notes.append(f"{self.sync.target} does not exist any more")
         if row is not None and row.rows > 1:
             notes.append(f"{row.rows:,} rows of the source have this key; this is the newest")
         if found.versions > 1:
