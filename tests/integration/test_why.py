@@ -258,6 +258,15 @@ def test_before_the_first_run_nothing_is_loaded_and_nothing_is_made(make: Make) 
     assert contents(place.source, place.target) == before
 
 
+def test_a_column_that_the_target_lacks_is_named_and_the_others_are_compared(make: Make) -> None:
+    project, place = loaded(make)
+    place.source.execute("ALTER TABLE orders ADD colour text DEFAULT 'red', ADD size int")
+    place.target.execute("UPDATE raw.orders SET name = 'edited' WHERE id = 4")
+    same, other = why(project, 3), why(project, 4)
+    assert (same.reason, same.notes) == (Reason.EQUAL, ("the target has no column colour, size",))
+    assert [one.column for one in other.differences] == ["name"]
+
+
 def test_a_dropped_target_is_mentioned(make: Make) -> None:
     project, place = loaded(make)
     place.target.execute("DROP TABLE raw.orders")

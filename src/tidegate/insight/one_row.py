@@ -174,8 +174,12 @@ def nearest_keys(connection: Connection, source: PostgresSource, key: Key) -> li
 def read_target(
     connection: Connection, sync: Sync, table: Table, shape: Shape | None, key: Key
 ) -> TargetRow | None:
-    """The newest row with this key, in the types of the load where they are known."""
-    names = table.column_names if shape is None else shape.names
+    """The newest row with this key, in the types of the load where they are known.
+
+    Columns that the target does not have yet are left out.
+    """
+    wanted = table.column_names if shape is None else shape.names
+    names = [name for name in wanted if table.column(name) is not None]
     values: Sequence[sql.Composable] = [sql.Identifier("t", name) for name in names]
     if shape is not None:
         values = target_columns(table, names, shape)

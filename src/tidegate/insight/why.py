@@ -272,6 +272,11 @@ class _Explaining:
         notes: list[str] = []
         if not found.exists and found.watermark.version:
             notes.append(f"{self.sync.target} does not exist any more")
+        expected = self._expected(row, made) if self.sync.transform is None or made else None
+        if expected is not None and found.row is not None:
+            lacking = [name for name in expected if name not in found.row.values]
+            if lacking:
+                notes.append(f"the target has no column {', '.join(lacking)}")
         if row is not None and row.rows > 1:
             notes.append(f"{row.rows:,} rows of the source have this key; this is the newest")
         if found.versions > 1:
@@ -290,7 +295,7 @@ def _differences(
     if expected is None or found is None:
         return ()
     return tuple(
-        ColumnDifference(name, value, found.values.get(name))
+        ColumnDifference(name, value, found.values[name])
         for name, value in expected.items()
-        if value != found.values.get(name)
+        if name in found.values and value != found.values[name]
     )
