@@ -33,6 +33,7 @@ POINTS = (
     "job.finished",
     "adopt.moved",
     "adopt.committed",
+    "vacuum.chunk",
 )
 
 

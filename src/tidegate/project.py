@@ -13,11 +13,19 @@ from tidegate.declare import collect
 from tidegate.errors import DeclarationError, UsageError
 from tidegate.insight.adoption import examine, record_adoption
 from tidegate.insight.markers import Marker
+from tidegate.insight.superseded import (
+    Vacuumed,
+    count_superseded,
+    find_versions,
+    remove_superseded,
+)
 from tidegate.insight.watermarks import SyncWatermark
+from tidegate.insight.why import explain_row, find_sync
 from tidegate.model.adoption import Adoption, StartingPoint
 from tidegate.model.cursor import NullPolicy
+from tidegate.model.explanation import Explanation
 from tidegate.model.group import Group
-from tidegate.model.job import SYNC
+from tidegate.model.job import SYNC, VACUUM
 from tidegate.model.load import LoadResult
 from tidegate.model.publish import Publish, PublishReport
 from tidegate.model.relation import Endpoint, Relation
@@ -257,6 +265,49 @@ class Project:
             take_over=take_over,
         ) as held:
             return record_adoption(self.context, sync, found, held.fence)
+
+    def why(self, target: str, /, *, run_transform: bool = False, **key: object) -> Explanation:
+        """Why the row with this key is as it is: `project.why("warehouse:raw.orders", id=42)`."""
+        return self.explain(target, key, run_transform=run_transform)
+
+    def explain(
+        self, target: str, key: Mapping[str, Any], *, run_transform: bool = False
+    ) -> Explanation:
+        """The same as `why`, for columns of any name."""
+        sync = self._loading(target)
+        return explain_row(self.context, sync, key, run_transform=run_transform)
+
+    def _loading(self, target: str) -> Sync:
+        """The sync of this name, `group.table` too, or the one that loads this table."""
+        if ":" not in target:
+            return self.sync(target, from_ledger=True)
+        known = self.syncs
+        wanted = target.partition(":")[0].strip()
+        groups = [name for name, one in self.groups.items() if one.target.connection == wanted]
+        if groups and all(str(one.target) != target for one in known.values()):
+            found = self.expanded(groups, from_ledger=True).syncs
+            known = known | {one.name: one for one in found if one.refused is None}
+        return find_sync(known, target)
+
+    def vacuum(self, name: str | Sync, *, dry_run: bool = False) -> Vacuumed:
+        """Remove the superseded versions that append with a key has kept."""
+        sync = name if isinstance(name, Sync) else self.sync(name)
+        if sync.refused is not None:
+            raise sync.refused
+        versions = find_versions(self.context, sync)
+        if isinstance(versions, str):
+            return Vacuumed(sync.name, str(sync.target), dry_run=dry_run, note=versions)
+        if dry_run:
+            return count_superseded(self.context, versions)
+        # Of a kind of its own: what the last run remembered stays what the next one needs.
+        request = {"kind": VACUUM, "name": sync.name}
+        result: dict[str, Any] = {}
+        with hold_table(
+            self.context, sync.target, request, result=result, command="tidegate vacuum"
+        ) as held:
+            found = remove_superseded(self.context, versions, held.fence, held.check_alive)
+            result.update(removed_versions=found.rows, removed_bytes=found.bytes)
+            return found
 
     def close(self) -> None:
         """Stop Spark if this project started it, and close its sessions."""

@@ -117,3 +117,47 @@ def test_a_run_during_a_transformation_is_noticed_and_compared_anew(
     found = verify(project)
     assert ran == [2]
     assert (found.verdict, found.source_rows, found.not_yet_loaded) == (Verdict.EQUAL, 9, 0)
+
+
+def declared(more: str, *, cursor: bool = True) -> str:
+    text = transformed(more=more)
+    return text if cursor else text.replace(', cursor="updated_at"', "")
+
+
+def test_a_replaced_table_is_transformed_whole_and_a_changed_source_is_told_apart(
+    make_project: Any,
+) -> None:
+    pipelines = declared(', mode="replace"', cursor=False)
+    project, place = make_project(databases=2, pipelines=pipelines)
+    place.source.execute(*CREATE, FILL)
+    project.run("orders")
+    assert (verify(project).verdict, verify(project).source_rows) == (Verdict.EQUAL, 9)
+    place.target.execute("UPDATE raw.orders SET double = 1 WHERE id = 5")
+    assert difference(verify(project)).different_keys == ("(5)",)
+    place.source.execute("DELETE FROM orders WHERE id = 6")
+    found = verify(project)
+    assert (found.verdict, found.intact) == (Verdict.CHANGED, False)
+
+
+@pytest.mark.parametrize("key", [True, False])
+def test_transformed_rows_that_are_appended_are_compared_by_their_mode(
+    make_project: Any, key: bool
+) -> None:
+    more = ', mode="append"' + (', key="id"' if key else "")
+    more += ', checks={"no_four": "id <> 4"}, reject_limit=1.0'
+    project, place = make_project(databases=2, pipelines=declared(more))
+    place.source.execute(*CREATE, FILL)
+    project.run("orders")
+    change = "UPDATE orders SET total = 50, updated_at = '2026-02-01' WHERE id = 2"
+    place.source.execute(change)
+    project.run("orders")
+    place.source.execute("INSERT INTO orders VALUES (11, 1)")
+    found = verify(project)
+    assert (found.verdict, found.rejected, found.not_yet_loaded) == (Verdict.EQUAL, 1, 1)
+    assert found.source_rows == (8 if key else 9)
+    table = "raw.orders_raw" if key else "raw.orders"
+    place.target.execute(
+        f"DELETE FROM {table} WHERE id = 7", f"UPDATE {table} SET double = 1 WHERE id = 8"
+    )
+    wrong = difference(verify(project))
+    assert (wrong.missing, wrong.different) == ((1, 1) if key else (2, 0))

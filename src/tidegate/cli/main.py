@@ -19,8 +19,10 @@ from tidegate.cli import prove as prove_module
 from tidegate.cli import remove as remove_module
 from tidegate.cli import run as run_module
 from tidegate.cli import status as status_module
+from tidegate.cli import vacuum as vacuum_module
 from tidegate.cli import verify as verify_module
 from tidegate.cli import watermark as watermark_module
+from tidegate.cli import why as why_module
 from tidegate.cli.options import override_settings
 from tidegate.cli.output import print_error
 from tidegate.errors import TidegateError
@@ -39,9 +41,11 @@ app.command("doctor")(doctor_module.doctor)
 app.command("run")(run_module.run)
 app.command("status")(status_module.status)
 app.command("verify")(verify_module.verify)
+app.command("why")(why_module.why)
 app.command("prove")(prove_module.prove)
 app.command("demo")(demo_module.demo)
 app.command("adopt")(adopt_module.adopt)
+app.command("vacuum")(vacuum_module.vacuum)
 app.command("remove")(remove_module.remove)
 app.add_typer(watermark_module.app, name="watermark")
 app.add_typer(marker_module.app, name="marker")

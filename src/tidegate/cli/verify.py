@@ -27,7 +27,6 @@ def verify(
 
     Example: tidegate verify --all
     """
-    from tidegate.model.verification import Verdict
     from tidegate.pipeline.verify import verify_sync
 
     opened = open_project(project, profile)
@@ -46,7 +45,7 @@ def verify(
                 )
             continue
         documents.append(found)
-        if found.verdict is not Verdict.EQUAL:
+        if not found.intact:
             worst = 1
         if not as_json:
             for line in _lines(found):
@@ -60,8 +59,12 @@ def verify(
 
 def _lines(found: Verification) -> list[str]:
     waiting = f", {found.not_yet_loaded:,} not yet loaded" if found.not_yet_loaded else ""
+    if found.rejected:
+        waiting += f", {found.rejected:,} rejected"
     spark = " (transformed again with Spark)" if found.used_spark else ""
-    if found.difference is not None:
+    if found.verdict == "changed since the last run":
+        lines = [f"{found.sync}: {found.verdict}{waiting}{spark}"]
+    elif found.difference is not None:
         first = f"{found.sync}: {_differs(found.difference)} of {found.source_rows:,} rows"
         lines = [f"{first}{waiting}{spark}", *_examples(found.difference)]
     elif found.verdict == "equal":

@@ -157,15 +157,48 @@ def append_statement(
     )
 
 
-def superseded_statement(raw: Relation, shape: Shape, limit: int) -> sql.Composed:
-    """Delete some of the versions that a newer one hides."""
+def chunk_end_statement(raw: Relation, after: int, limit: int) -> sql.Composed:
+    """The last of the next `limit` versions, in the order in which they were loaded."""
     return sql.SQL(
-        "DELETE FROM {raw} WHERE load_seq IN (SELECT load_seq FROM"
-        " (SELECT load_seq, row_number() OVER (PARTITION BY {key} ORDER BY {order}) AS place"
-        " FROM {raw}) v WHERE place > 1 LIMIT {limit})"
-    ).format(
-        raw=qualified(raw),
-        key=column_list(shape.key),
-        order=newest_first(shape),
-        limit=sql.Literal(limit),
+        "SELECT max(load_seq) FROM"
+        " (SELECT load_seq FROM {} WHERE load_seq > {} ORDER BY load_seq LIMIT {}) c"
+    ).format(qualified(raw), sql.Literal(after), sql.Literal(limit))
+
+
+def superseded_condition(raw: Relation, shape: Shape, after: int, until: int) -> sql.Composed:
+    """Whether version `o`, one of a chunk, is hidden by a newer one of its key.
+
+    One look into the index for each version of the chunk, whatever the size of the table. Where a
+    key may occur twice in the source, versions with one cursor are not older than one another:
+    the hidden one would be appended again when it is read again, and then hide the other.
+    """
+
+    def newest(column: str) -> sql.Composed:
+        return sql.SQL("(SELECT n.{} FROM {} n WHERE {} ORDER BY {} LIMIT 1)").format(
+            sql.Identifier(column),
+            qualified(raw),
+            same_key("n", "o", shape.key),
+            newest_first(shape, "n"),
+        )
+
+    hidden = sql.SQL("{} <> o.load_seq").format(newest("load_seq"))
+    if not shape.key_is_unique and shape.cursor is not None:
+        hidden = sql.SQL("{} AND {} IS DISTINCT FROM o.{}").format(
+            hidden, newest(shape.cursor), sql.Identifier(shape.cursor)
+        )
+    return sql.SQL("o.load_seq > {} AND o.load_seq <= {} AND {}").format(
+        sql.Literal(after), sql.Literal(until), hidden
+    )
+
+
+def superseded_statement(
+    raw: Relation, shape: Shape, after: int, until: int, *, delete: bool
+) -> sql.Composed:
+    """Count and measure the superseded versions of a chunk, and delete them if so wanted."""
+    condition = superseded_condition(raw, shape, after, until)
+    found = sql.SQL("SELECT pg_column_size(o) AS size FROM {} o WHERE {}")
+    if delete:
+        found = sql.SQL("DELETE FROM {} o WHERE {} RETURNING pg_column_size(o) AS size")
+    return sql.SQL("WITH gone AS ({}) SELECT count(*), coalesce(sum(size), 0) FROM gone").format(
+        found.format(qualified(raw), condition)
     )

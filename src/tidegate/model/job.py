@@ -10,6 +10,8 @@ from uuid import UUID
 
 SYNC = "sync"
 """the kind of job that runs a sync"""
+VACUUM = "vacuum"
+"""the kind of job that removes superseded versions"""
 PUBLISH = "publish"
 """the kind of job that publishes a DataFrame"""
 

@@ -11,6 +11,8 @@ class Verdict(StrEnum):
 
     EQUAL = "equal"
     UNEQUAL = "unequal"
+    CHANGED = "changed since the last run"
+    """a source that is loaded whole each time, and will be again"""
     NEVER_RAN = "never ran"
 
 
@@ -30,7 +32,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """One sync compared; `not_yet_loaded` rows lie above the watermark and were left out."""
+    """One sync compared; `not_yet_loaded` rows lie above the watermark and were left out.
+
+    `intact` says that the target holds what it should: all, or just what the last run loaded.
+    """
 
     sync: str
     source: str
@@ -40,7 +45,9 @@ class Verification:
     source_rows: int = 0
     target_rows: int = 0
     not_yet_loaded: int = 0
+    rejected: int = 0
     used_spark: bool = False
     difference: Difference | None = None
+    intact: bool = False
     hint: str | None = None
     notes: tuple[str, ...] = ()

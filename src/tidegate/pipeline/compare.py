@@ -19,9 +19,9 @@ from tidegate.spark.copying import copy_rows
 BUCKETS = 1024
 DETAIL_ROWS = 1_000_000
 EXAMPLES = 5
-_OURS = sql.Identifier("pg_temp", "tidegate_verify_rows")
+OURS = sql.Identifier("pg_temp", "tidegate_verify_rows")
 _FOUND = sql.Identifier("pg_temp", "tidegate_verify_found")
-SCRATCH = ((_OURS, "k text, h bigint"), (_FOUND, "k text, what text"))
+SCRATCH = ((OURS, "k text, h bigint"), (_FOUND, "k text, what text"))
 """Temporary tables that must be there on the found side, empty, before its snapshot is taken"""
 
 
@@ -71,10 +71,13 @@ class Comparison:
     difference: Difference | None
 
 
+NONE = Comparison(0, 0, None)
+
+
 def compare(expected: Side, found: Side, hashing: Hashing) -> Comparison:
     """Compare what should be there with what is; nothing leaves the databases when they agree."""
-    left, right = _sums(expected, hashing), _sums(found, hashing)
-    rows, found_rows = _total(left), _total(right)
+    left, right = sums(expected, hashing), sums(found, hashing)
+    rows, found_rows = total(left), total(right)
     unequal = sorted(
         bucket for bucket in left.keys() | right.keys() if left.get(bucket) != right.get(bucket)
     )
@@ -91,7 +94,8 @@ def compare(expected: Side, found: Side, hashing: Hashing) -> Comparison:
     return Comparison(rows, found_rows, _detail(expected, found, hashing, chosen, complete))
 
 
-def _sums(side: Side, hashing: Hashing) -> dict[int, tuple[int, int]]:
+def sums(side: Side, hashing: Hashing) -> dict[int, tuple[int, int]]:
+    """Rows and the sum of their hashes, by bucket."""
     result = side.connection.execute(
         sql.SQL("SELECT {}, count(*), sum(h) FROM ({}) rows GROUP BY 1").format(
             hashing.bucket, side.rows
@@ -100,8 +104,8 @@ def _sums(side: Side, hashing: Hashing) -> dict[int, tuple[int, int]]:
     return {bucket: (count, int(total)) for bucket, count, total in result}
 
 
-def _total(sums: dict[int, tuple[int, int]]) -> int:
-    return sum(count for count, _ in sums.values())
+def total(buckets: dict[int, tuple[int, int]]) -> int:
+    return sum(count for count, _ in buckets.values())
 
 
 def _detail(
@@ -112,17 +116,17 @@ def _detail(
     query = sql.SQL("SELECT k, h FROM ({}) rows WHERE {} = ANY({}::bigint[])")
     ours = query.format(expected.rows, hashing.bucket, sql.Literal(buckets))
     if expected.connection is connection:
-        connection.execute(sql.SQL("INSERT INTO {} {}").format(_OURS, ours))
+        connection.execute(sql.SQL("INSERT INTO {} {}").format(OURS, ours))
     else:
         text = ours.as_string(expected.connection)
-        copy_rows(expected.connection, text, connection, _OURS, ("k", "h"))
+        copy_rows(expected.connection, text, connection, OURS, ("k", "h"))
     connection.execute(
         sql.SQL(
             "INSERT INTO {}"
             " SELECT coalesce(s.k, t.k) AS k, CASE WHEN t.k IS NULL THEN 'missing'"
             " WHEN s.k IS NULL THEN 'extra' ELSE 'different' END AS what"
             " FROM {} s FULL JOIN ({}) t ON s.k = t.k WHERE s.h IS DISTINCT FROM t.h"
-        ).format(_FOUND, _OURS, query.format(found.rows, hashing.bucket, sql.Literal(buckets)))
+        ).format(_FOUND, OURS, query.format(found.rows, hashing.bucket, sql.Literal(buckets)))
     )
     counts = dict(
         connection.execute(

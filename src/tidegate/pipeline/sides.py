@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -30,31 +30,54 @@ class LeftOut:
 
     not_yet_loaded: int
     without_cursor: int
+    rejected: int = 0
 
     @property
     def any(self) -> bool:
-        return self.not_yet_loaded + self.without_cursor > 0
+        return self.not_yet_loaded + self.without_cursor + self.rejected > 0
 
 
-def target_rows(table: Table, shape: Shape, hashing: Hashing, *, left_out: LeftOut) -> sql.Composed:
-    """The target's side: its columns in the types of the load, so that both print alike."""
+def target_columns(
+    table: Table, names: Iterable[str], shape: Shape, alias: str = "t"
+) -> list[sql.Composable]:
+    """Columns of the target in the types of the load, so that both sides print alike."""
 
     def expression(name: str) -> sql.Composable:
         column, existing = shape.column(name), table.column(name)
         assert column is not None
         assert existing is not None
-        found = sql.Identifier("t", name)
+        found = sql.Identifier(alias, name)
         if existing.type == column.target_type:
             return found
         return sql.SQL("{}::{}").format(found, sql.SQL(column.target_type))
 
-    key = [expression(name) for name in shape.key]
+    return [expression(name) for name in names]
+
+
+def target_rows(table: Table, shape: Shape, hashing: Hashing, *, left_out: LeftOut) -> sql.Composed:
+    """The target's side; without a key the whole row stands for it."""
+    key = target_columns(table, shape.key or shape.names, shape)
     query = sql.SQL("SELECT {} FROM {} t").format(
-        hashing.row(key, [expression(name) for name in shape.names]), qualified(table.relation)
+        hashing.row(key, target_columns(table, shape.names, shape)), qualified(table.relation)
     )
-    if not left_out.any:
+    if not (left_out.any and shape.key):
         return query
     return sql.SQL("{} WHERE {}").format(query, not_left_out(key))
+
+
+def target_fingerprint(connection: Connection, table: Table, shape: Shape) -> str:
+    """The target's rows summed up as PostgresSource.fingerprint does with the source's."""
+    row = connection.execute(
+        sql.SQL(
+            "SELECT count(*)::text || ':' ||"
+            " coalesce(sum(hashtextextended(ROW({})::text, 0)), 0) FROM {} t"
+        ).format(
+            sql.SQL(", ").join(target_columns(table, shape.names, shape)),
+            qualified(table.relation),
+        )
+    ).fetchone()
+    assert row is not None
+    return str(row[0])
 
 
 def not_left_out(key: Sequence[sql.Composable]) -> sql.Composed:
@@ -72,13 +95,21 @@ def send_left_out(
     *,
     nulls: bool,
 ) -> LeftOut:
-    """Stream the keys of source rows that are not loaded into the target's session."""
+    """Stream the keys of source rows that are not loaded into the target's session.
+
+    Rows without a key have nothing by which they could be left out there, and are only counted.
+    """
     select = dict(
         zip((column.name for column in source.columns), passed_columns(source), strict=True)
     )
     key = sql.SQL(", ").join(select[name] for name in source.key)
 
     def send(where: sql.Composable) -> int:
+        if not source.key:
+            row = connection.execute(
+                sql.SQL("SELECT count(*) FROM {} WHERE {}").format(source.relation, where)
+            ).fetchone()
+            return int(row[0]) if row else 0
         statement = sql.SQL("SELECT ROW({})::text FROM {} WHERE {}").format(
             key, source.relation, where
         )

@@ -8,7 +8,8 @@ them or none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -20,18 +21,29 @@ from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.cursor import NullPolicy
 from tidegate.model.job import SYNC
+from tidegate.model.shape import Shape
 from tidegate.model.sync import Sync
-from tidegate.model.verification import Difference, Verdict, Verification
+from tidegate.model.verification import Verdict, Verification
 from tidegate.model.watermark import Watermark
+from tidegate.pipeline.bags import compare_bags
 from tidegate.pipeline.changed import refuse_changed
-from tidegate.pipeline.compare import Comparison, Hashing, Side, compare
+from tidegate.pipeline.compare import NONE, Hashing, Side, compare
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import passthrough_shape, resolve_source
 from tidegate.pipeline.loaded import loaded_condition, pending_condition
 from tidegate.pipeline.reading import read_only
 from tidegate.pipeline.sessions import Sessions
-from tidegate.pipeline.sides import LeftOut, send_left_out, target_rows, target_snapshot
+from tidegate.pipeline.set_aside import leave_out_rejected, rejected_side, without_keys
+from tidegate.pipeline.sides import (
+    LeftOut,
+    send_left_out,
+    target_fingerprint,
+    target_rows,
+    target_snapshot,
+)
 from tidegate.pipeline.stage import passed_columns
+from tidegate.pipeline.sync import tolerates_duplicates
+from tidegate.pipeline.verdict import Compared, Since, report
 from tidegate.pipeline.verify_transformed import compare_transformed
 from tidegate.postgres.catalog import describe_table
 from tidegate.postgres.connect import Connection, translate
@@ -74,79 +86,74 @@ class _Verifying:
                 waiting = _count(
                     connection, source, pending_condition(source, watermark, nulls=False)
                 )
-            return self._report(watermark, Comparison(0, 0, None), LeftOut(waiting, 0))
-        if sync.transform is not None:
-            watermark, comparison, left_out = compare_transformed(
-                self.sessions, sync, source, lambda: self._nulls_loaded(connection, source)
-            )
-            return self._report(watermark, comparison, left_out, used_spark=True)
-        return self._compare_passed(connection, source, target)
+            nothing = Compared(watermark, NONE, LeftOut(waiting, 0))
+            return report(sync, nothing)
+        if sync.transform is None:
+            return report(sync, self._compare_passed(connection, source, target))
+        found = compare_transformed(
+            self.sessions,
+            sync,
+            source,
+            nulls_loaded=lambda: self._nulls_loaded(connection, source),
+            since=lambda watermark: self._since(connection, source, watermark),
+        )
+        return report(sync, found)
 
     def _compare_passed(
         self, connection: Connection, source: PostgresSource, target: Connection
-    ) -> Verification:
+    ) -> Compared:
+        sync = self.sync
         with target_snapshot(target):
             watermark = self._watermark(target)
-            table = describe_table(target, self.sync.target.relation)
+            table = describe_table(target, sync.target.relation)
             assert table is not None
             shape = passthrough_shape(target, source)
-            check_existing(target, self.sync.target.relation, shape, self.sync.rules)
+            check_existing(target, sync.target.relation, shape, sync.rules)
+            rejected = leave_out_rejected(target, sync, table, shape)
             with read_only(connection):
                 hashing = Hashing.between(connection, target)
                 nulls = self._nulls_loaded(connection, source)
                 left_out = send_left_out(connection, target, source, watermark, nulls=nulls)
-                newest = self.sync.duplicates == "newest" and not shape.key_is_unique
-                select = dict(zip(shape.names, passed_columns(source), strict=True))
-                expected = sql.SQL("SELECT {} FROM {} WHERE {}").format(
-                    sql.SQL(", ").join(
-                        sql.SQL("{} AS {}").format(one, sql.Identifier(name))
-                        for name, one in select.items()
-                    ),
-                    source.relation,
-                    loaded_condition(source, watermark, nulls=nulls),
-                )
-                if newest:
-                    waiting = pending_condition(source, watermark, nulls=nulls)
-                    expected = merge.newest_rows(_without(expected, source, waiting), shape)
+                left_out = replace(left_out, rejected=len(rejected))
+                expected = _expected(sync, source, shape, watermark, rejected, nulls=nulls)
                 names = [sql.Identifier(name) for name in shape.names]
-                key = [sql.Identifier(name) for name in shape.key]
+                key = [sql.Identifier(name) for name in shape.key or shape.names]
                 ours = sql.SQL("SELECT {} FROM ({}) e").format(hashing.row(key, names), expected)
                 theirs = target_rows(table, shape, hashing, left_out=left_out)
-                comparison = compare(Side(connection, ours), Side(target, theirs), hashing)
-        return self._report(watermark, comparison, left_out)
-
-    def _report(
-        self,
-        watermark: Watermark,
-        comparison: Comparison,
-        left_out: LeftOut,
-        *,
-        used_spark: bool = False,
-    ) -> Verification:
-        difference = comparison.difference
-        notes: list[str] = []
-        if left_out.without_cursor:
-            notes.append(f"{left_out.without_cursor:,} rows without a cursor were not compared")
-        return Verification(
-            sync=self.sync.name,
-            source=self.sync.source_name,
-            target=str(self.sync.target),
-            verdict=Verdict.EQUAL if difference is None else Verdict.UNEQUAL,
-            watermark=watermark.value,
-            source_rows=comparison.expected_rows,
-            target_rows=comparison.found_rows,
-            not_yet_loaded=left_out.not_yet_loaded,
-            used_spark=used_spark,
-            difference=difference,
-            hint=None if difference is None else _way_out(self.sync, difference),
-            notes=tuple(notes),
+                older = 0
+                if shape.key:
+                    comparison = compare(Side(connection, ours), Side(target, theirs), hashing)
+                else:
+                    aside = rejected_side(target, sync, table, shape, watermark, hashing)
+                    comparison, older, count = compare_bags(
+                        Side(connection, ours), Side(target, theirs), hashing, sync.mode, aside
+                    )
+                    left_out = replace(left_out, rejected=count)
+                since = Since.NOTHING
+                if comparison.difference is not None and source.cursor is None:
+                    since = self._since(connection, source, watermark)
+                if since is Since.CHANGED and not (hashing.portable or left_out.rejected):
+                    now = target_fingerprint(target, table, shape)
+                    same = now == self._fingerprint(BatchKind.FULL).get("fingerprint")
+                    since = Since.CHANGED_ALONE if same else Since.BOTH_CHANGED
+        return Compared(
+            watermark, comparison, left_out, keyless=not shape.key, older=older, since=since
         )
+
+    def _since(self, connection: Connection, source: PostgresSource, watermark: Watermark) -> Since:
+        """Whether a source without a cursor is as the last load found it."""
+        before = self._fingerprint(BatchKind.FULL)
+        loaded = (watermark.version, watermark.update_id)
+        if (before.get("version"), before.get("update_id")) != loaded:
+            return Since.UNKNOWN
+        now = source.fingerprint(connection, Batch(BatchKind.FULL))
+        return Since.NOTHING if before.get("fingerprint") == now else Since.CHANGED
 
     def _watermark(self, target: Connection) -> Watermark:
         ledger = self.sessions.context.ledger(self.sync.target.connection)
         return Watermarks(ledger).get(target, self.sync.pipeline, str(self.sync.target.relation))
 
-    def _last_result(self) -> dict[str, object]:
+    def _last_result(self) -> dict[str, Any]:
         control = self.sessions.control()
         if control is None:
             return {}
@@ -157,10 +164,38 @@ class _Verifying:
         """Rows without a cursor count as loaded while they are as the last run left them."""
         if source.null_policy is not NullPolicy.INCLUDE:
             return False
-        known = self._last_result().get("fingerprints", {})
-        before = known.get(BatchKind.NULLS.value, {}) if isinstance(known, dict) else {}
+        before = self._fingerprint(BatchKind.NULLS)
         now = source.fingerprint(connection, Batch(BatchKind.NULLS))
         return bool(before.get("fingerprint") == now)
+
+    def _fingerprint(self, kind: BatchKind) -> dict[str, Any]:
+        """What the last run remembered of the rows that it reads again each time."""
+        known = self._last_result().get("fingerprints", {})
+        return dict(known.get(kind.value, {}))
+
+
+def _expected(
+    sync: Sync,
+    source: PostgresSource,
+    shape: Shape,
+    watermark: Watermark,
+    rejected: tuple[str, ...],
+    *,
+    nulls: bool,
+) -> sql.Composable:
+    """The rows that the declaration would have loaded."""
+    select = dict(zip(shape.names, passed_columns(source), strict=True))
+    expected: sql.Composable = sql.SQL("SELECT {} FROM {} WHERE {}").format(
+        sql.SQL(", ").join(
+            sql.SQL("{} AS {}").format(one, sql.Identifier(name)) for name, one in select.items()
+        ),
+        source.relation,
+        loaded_condition(source, watermark, nulls=nulls),
+    )
+    if shape.key and tolerates_duplicates(sync) and not shape.key_is_unique:
+        waiting = pending_condition(source, watermark, nulls=nulls)
+        expected = merge.newest_rows(_without(expected, source, waiting), shape)
+    return without_keys(expected, column_list(shape.key, "o"), rejected)
 
 
 def _without(rows: sql.Composable, source: PostgresSource, pending: sql.Composable) -> sql.Composed:
@@ -177,22 +212,3 @@ def _count(connection: Connection, source: PostgresSource, where: sql.Composable
     ).fetchone()
     assert row is not None
     return int(row[0])
-
-
-def _way_out(sync: Sync, difference: Difference) -> str:
-    reasons: list[str] = []
-    if difference.missing:
-        reasons.append("missing rows came in below the watermark (late, or stamped low)")
-    if difference.extra:
-        reasons.append("extra rows were deleted at the source, or written by somebody else")
-    if difference.different:
-        reasons.append(
-            "different rows were changed without a higher cursor, or changed in the target"
-        )
-    if sync.transform is not None:
-        reasons.append(
-            "a transformation that looks beyond single rows also differs from batch to batch"
-        )
-    return (
-        f"{'; '.join(reasons)}. To load everything again: tidegate run {sync.name} --full-refresh"
-    )

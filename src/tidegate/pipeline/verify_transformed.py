@@ -20,18 +20,21 @@ from tidegate.model.shape import Shape
 from tidegate.model.staging import staging_table
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
-from tidegate.pipeline.compare import Comparison, Hashing, Side, compare
+from tidegate.pipeline.bags import compare_bags
+from tidegate.pipeline.compare import NONE, Hashing, Side, compare
 from tidegate.pipeline.loaded import loaded_batches
 from tidegate.pipeline.sessions import Sessions
+from tidegate.pipeline.set_aside import leave_out_rejected, rejected_side
 from tidegate.pipeline.sides import (
     LEFT_OUT,
-    LeftOut,
     not_left_out,
     send_left_out,
     target_rows,
     target_snapshot,
 )
 from tidegate.pipeline.stage import Reading, Staged, stage_batch
+from tidegate.pipeline.sync import tolerates_duplicates
+from tidegate.pipeline.verdict import Compared, Since
 from tidegate.postgres.catalog import describe_table
 from tidegate.postgres.connect import Connection
 from tidegate.sources.postgres import PostgresSource, snapshot
@@ -40,14 +43,19 @@ _TRIES = 3
 
 
 def compare_transformed(
-    sessions: Sessions, sync: Sync, source: PostgresSource, nulls_loaded: Callable[[], bool]
-) -> tuple[Watermark, Comparison, LeftOut]:
+    sessions: Sessions,
+    sync: Sync,
+    source: PostgresSource,
+    *,
+    nulls_loaded: Callable[[], bool],
+    since: Callable[[Watermark], Since],
+) -> Compared:
     """Compare what the transformation gives now for loaded rows with what is in the target."""
     destination = sessions.context.destination(sync.target)
     for _ in range(_TRIES):
         work = _Staging(sessions, sync, source, destination, new_attempt_id())
         try:
-            return work.compare(nulls_loaded)
+            return work.compare(nulls_loaded, since)
         except (_Moved, StagingLost, pg.UndefinedTable):
             # A run published or swept meanwhile; what is compared must belong together.
             continue
@@ -68,7 +76,9 @@ class _Staging:
     destination: PostgresDestination
     attempt_id: str
 
-    def compare(self, nulls_loaded: Callable[[], bool]) -> tuple[Watermark, Comparison, LeftOut]:
+    def compare(
+        self, nulls_loaded: Callable[[], bool], since: Callable[[Watermark], Since]
+    ) -> Compared:
         connection = self.sessions.source(self.sync.source.connection)
         target = self.sessions.target(self.sync.target.connection)
         watermark = self._watermark(target)
@@ -76,9 +86,9 @@ class _Staging:
         even = replace(watermark, position=None)
         with snapshot(connection) as name:
             nulls = nulls_loaded()
-            loaded = self._stage(connection, name, loaded_batches(even, nulls=nulls))
+            loaded = self._stage(connection, name, self._loaded(even, nulls))
             waiting = self._stage(connection, name, self._waiting(even, nulls))
-            shape = waiting[0].shape
+            shape = (loaded + waiting)[0].shape
             # Only now: rows staged after a snapshot are not seen in it.
             with target_snapshot(target):
                 if self._watermark(target) != watermark:
@@ -86,8 +96,12 @@ class _Staging:
                 left_out = send_left_out(connection, target, self.source, even, nulls=nulls)
                 self._leave_out(target, shape, _writes(waiting))
                 hashing = Hashing.between(connection, target)
-                comparison = self._compare(target, shape, _writes(loaded), hashing, left_out)
-        return watermark, comparison, left_out
+                found = self._compare(
+                    target, shape, _writes(loaded), hashing, Compared(watermark, NONE, left_out)
+                )
+            if found.comparison.difference is not None and self.source.cursor is None:
+                found = replace(found, since=since(watermark))
+        return found
 
     def _compare(
         self,
@@ -95,25 +109,43 @@ class _Staging:
         shape: Shape,
         writes: Sequence[StagedWrite],
         hashing: Hashing,
-        left_out: LeftOut,
-    ) -> Comparison:
-        table = describe_table(target, self.sync.target.relation)
+        found: Compared,
+    ) -> Compared:
+        sync = self.sync
+        table = describe_table(target, sync.target.relation)
         assert table is not None
-        check_existing(target, self.sync.target.relation, shape, self.sync.rules)
+        check_existing(target, sync.target.relation, shape, sync.rules)
+        rejected = leave_out_rejected(target, sync, table, shape)
+        left_out = replace(found.left_out, rejected=len(rejected))
         names = [sql.Identifier("e", name) for name in shape.names]
-        key = [sql.Identifier("e", name) for name in shape.key]
+        key = [sql.Identifier("e", name) for name in shape.key or shape.names]
         staged: sql.Composable = self._rows(target, shape, writes)
-        if self.sync.duplicates == "newest":
+        if shape.key and tolerates_duplicates(sync):
             staged = merge.newest_rows(staged, shape)
         ours = sql.SQL("SELECT {} FROM ({}) e").format(hashing.row(key, names), staged)
-        if left_out.any:
+        if left_out.any and shape.key:
             ours = sql.SQL("{} WHERE {}").format(ours, not_left_out(key))
-        theirs = target_rows(table, shape, hashing, left_out=left_out)
-        return compare(Side(target, ours), Side(target, theirs), hashing)
+        sides = (
+            Side(target, ours),
+            Side(target, target_rows(table, shape, hashing, left_out=left_out)),
+        )
+        if shape.key:
+            comparison = compare(*sides, hashing)
+            return replace(found, comparison=comparison, left_out=left_out, used_spark=True)
+        aside = rejected_side(target, sync, table, shape, found.watermark, hashing)
+        comparison, older, count = compare_bags(*sides, hashing, sync.mode, aside)
+        return replace(
+            found,
+            comparison=comparison,
+            left_out=replace(left_out, rejected=count),
+            keyless=True,
+            older=older,
+            used_spark=True,
+        )
 
     def _leave_out(self, target: Connection, shape: Shape, writes: Sequence[StagedWrite]) -> None:
         """Keys that the transformation makes of rows above the watermark, should it change them."""
-        if writes:
+        if writes and shape.key:
             rows = self._rows(target, shape, writes)
             key = sql.SQL(", ").join(sql.Identifier(name) for name in shape.key)
             target.execute(
@@ -170,7 +202,14 @@ class _Staging:
         ledger = self.destination.ledger
         return Watermarks(ledger).get(target, self.sync.pipeline, str(self.sync.target.relation))
 
+    def _loaded(self, watermark: Watermark, nulls: bool) -> list[Batch]:
+        if self.source.cursor is None:
+            return [Batch(BatchKind.FULL)]
+        return loaded_batches(watermark, nulls=nulls)
+
     def _waiting(self, watermark: Watermark, nulls: bool) -> list[Batch]:
+        if self.source.cursor is None:
+            return []
         batches = [Batch(BatchKind.RANGE, watermark.value)]
         if self.source.null_policy is not None and not nulls:
             batches.append(Batch(BatchKind.NULLS))

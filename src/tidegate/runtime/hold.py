@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,8 @@ from tidegate.model.relation import Endpoint
 from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.attempt import raise_fence
-from tidegate.runtime.claiming import claim_table, table_resource
+from tidegate.runtime.claiming import Claimed, claim_table, table_resource
+from tidegate.runtime.heartbeat import Heartbeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class Hold:
     destination: PostgresDestination
     fence: Fence
     control: Connection
+    check_alive: Callable[[], None]
+    """raises StaleAttempt when the table may be another's by now"""
 
 
 @contextmanager
@@ -62,10 +65,10 @@ def hold_table(
             context, control, destination, target, job, actor=actor, take_over=take_over
         )
         claim = claimed.claim
-        with claimed.session:
+        with _beating(context, jobs, claimed) as heartbeat:
             try:
                 fence = raise_fence(destination, jobs, control, claim, context.control_id())
-                yield Hold(destination, fence, control)
+                yield Hold(destination, fence, control, heartbeat.check_alive)
             except BaseException as error:
                 with suppress(psycopg.Error):
                     jobs.finish(control, claim, JobStatus.FAILED, actor=actor, error=str(error))
@@ -73,3 +76,24 @@ def hold_table(
             if not jobs.finish(control, claim, JobStatus.DONE, actor=actor, result=result):
                 raise StaleAttempt(f"the attempt {claim.attempt_id} was replaced by another")
             Workers(context.plane).forget(control, claimed.worker)
+
+
+@contextmanager
+def _beating(context: Context, jobs: Jobs, claimed: Claimed) -> Iterator[Heartbeat]:
+    """Keep the lease up for as long as the work takes."""
+    worker = context.settings.worker
+    heartbeat = Heartbeat(
+        claimed.session,
+        jobs,
+        claimed.worker,
+        claimed.claim,
+        lease_seconds=worker.lease_seconds,
+        interval_seconds=worker.heartbeat_seconds,
+        interrupt=lambda: None,
+    )
+    heartbeat.start()
+    try:
+        yield heartbeat
+    finally:
+        heartbeat.stop()
+        heartbeat.connection.close()

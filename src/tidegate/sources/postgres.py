@@ -111,7 +111,7 @@ class PostgresSource:
         """The next slice of (W - lookback, W], starting after `from_value`."""
         if self.lookback in (None, 0):
             return None
-        low = from_value if from_value is not None else self._lookback_low(connection, watermark)
+        low = from_value if from_value is not None else self.lookback_low(connection, watermark)
         return self._slice(connection, BatchKind.LOOKBACK, low, watermark)
 
     def null_batch(self, connection: Connection) -> Batch | None:
@@ -288,7 +288,8 @@ class PostgresSource:
                 "choose a key that every row has",
             )
 
-    def _lookback_low(self, connection: Connection, watermark: str) -> str:
+    def lookback_low(self, connection: Connection, watermark: str) -> str:
+        """Where the lookback begins: W - lookback."""
         minus = (
             sql.SQL("({} - {})::text").format(
                 self.value(watermark),

@@ -121,3 +121,7 @@ SELECT payload ->> 'target' FROM {schema}.jobs
 WHERE project = %(project)s AND kind = %(kind)s AND name = %(name)s AND status = 'done'
 ORDER BY submitted_at DESC
 LIMIT 1
+
+-- name: job_of_attempt
+-- The job that an attempt was made at.
+SELECT job_id::text FROM {schema}.job_attempts WHERE attempt_id = %(attempt_id)s

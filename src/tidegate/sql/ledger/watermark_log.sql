@@ -22,3 +22,38 @@ LIMIT %(limit)s
 -- Forget a pipeline's log.
 DELETE FROM {schema}.watermark_log
 WHERE pipeline_name = %(pipeline)s AND table_name = %(table)s
+
+-- name: find_carriers
+-- The moves that may have brought a row with this cursor value, the latest first: those that passed
+-- it, parts of its tie, and loads that read again what lies below the watermark.
+SELECT update_id, attempt_id, moved_at, moved_by, reason, generation, old_watermark, new_watermark
+FROM {schema}.watermark_log l
+WHERE pipeline_name = %(pipeline)s AND table_name = %(table)s
+  AND CASE
+        WHEN reason = 'load nulls' AND update_id IS NOT NULL THEN %(value)s::{type} IS NULL
+        WHEN %(value)s::{type} IS NULL THEN reason = 'load full' AND update_id IS NOT NULL
+        WHEN reason = 'load full' AND update_id IS NOT NULL
+            THEN coalesce(%(value)s::{type} <= new_watermark::{type}, new_watermark IS NULL)
+        WHEN reason = 'load lookback' AND update_id IS NOT NULL
+            THEN %(lookback)s AND %(value)s::{type} <= new_watermark::{type}
+        WHEN reason = 'load tie' AND update_id IS NOT NULL AND new_watermark IS NOT DISTINCT FROM
+            old_watermark
+            THEN %(value)s::{type} IS NOT DISTINCT FROM %(tie)s::{type} OR EXISTS (
+                SELECT FROM {schema}.watermark_log c
+                WHERE c.pipeline_name = l.pipeline_name AND c.table_name = l.table_name
+                  AND c.generation = l.generation AND c.reason = 'load tie'
+                  AND c.old_watermark IS NOT DISTINCT FROM l.old_watermark
+                  AND c.new_watermark::{type} = %(value)s::{type})
+        ELSE coalesce(%(value)s::{type} > old_watermark::{type}, true)
+            AND %(value)s::{type} <= new_watermark::{type}
+      END
+ORDER BY id DESC
+LIMIT 100
+
+-- name: find_load
+-- The move that a load made.
+SELECT update_id, attempt_id, moved_at, moved_by, reason, generation, old_watermark, new_watermark
+FROM {schema}.watermark_log
+WHERE update_id = %(update_id)s AND pipeline_name = %(pipeline)s AND table_name = %(table)s
+ORDER BY id DESC
+LIMIT 1

@@ -1,0 +1,228 @@
+"""From what is known of one row to why it is so, in a sentence and with a way out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.insight.one_row import SourceRow, TargetRow
+from tidegate.model.cursor import NullPolicy
+from tidegate.model.explanation import Carrier, Reason, Rejection
+from tidegate.model.horizon import Horizon
+from tidegate.model.rules import Mode
+from tidegate.model.sync import Sync
+from tidegate.model.watermark import Watermark
+
+Answer = tuple[Reason, str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of one row."""
+
+    sync: Sync
+    watermark: Watermark
+    horizon: Horizon
+    null_policy: NullPolicy | None
+    source: SourceRow | None
+    target: TargetRow | None
+    differ: bool
+    """as far as they can be compared"""
+    compared: bool
+    """a transformation that was not run leaves nothing to compare"""
+    rejection: Rejection | None
+    carrier: Carrier | None
+    cursor_order: int
+    """the source's cursor against the target's: -1, 0 or 1"""
+    source_changed: bool | None
+    """of a source that is loaded whole: since its last load, if that is known"""
+    made: int | None
+    """how many rows the transformation made of it, if it was run"""
+    nearest: list[str]
+
+    def explain(self) -> Answer:
+        if self.source is None:
+            return self._without_source()
+        if not self.source.meets_where:
+            return self._filtered()
+        if self.watermark.version == 0:
+            return Reason.NOT_YET, f"sync {self.sync.name} has never run", self._run
+        if self.sync.mode is Mode.REPLACE:
+            return self._replaced()
+        if self.source.cursor is None:
+            return self._without_cursor()
+        if self.source.is_pending and (self.differ or self.target is None or not self.compared):
+            return self._pending()
+        return self._below()
+
+    def _without_source(self) -> Answer:
+        sync = self.sync
+        gone = "the source has no such row any more"
+        if sync.query is not None:
+            gone = "the query gives no such row any more"
+        if self.target is not None:
+            if sync.mode is Mode.REPLACE:
+                return Reason.DELETED, f"{gone}; the next run removes it here", self._run
+            keeps = "append keeps what it has loaded"
+            if sync.mode is not Mode.APPEND:
+                keeps = f"{sync.mode} by a cursor does not see deleted rows"
+            return Reason.DELETED, f"{gone}, but the target does: {keeps}", self._refresh
+        if self.rejection is not None:
+            return Reason.REJECTED, f"{gone}; it had been {self._rejected}", None
+        near = f"the nearest are {' and '.join(self.nearest)}" if self.nearest else None
+        return Reason.UNKNOWN, "neither the source nor the target has such a row", near
+
+    def _filtered(self) -> Answer:
+        where = f"it does not meet where = {self.sync.where!r}"
+        if self.target is None:
+            return Reason.FILTERED, f"{where}, so it is not loaded", None
+        if self.sync.mode is Mode.REPLACE:
+            return Reason.FILTERED, f"{where} any more; the next run removes it here", self._run
+        return (
+            Reason.FILTERED,
+            f"{where} any more; the target holds the version that was loaded before",
+            self._refresh,
+        )
+
+    def _replaced(self) -> Answer:
+        if self.target is not None and not self.differ:
+            return self._same()
+        if self.rejection is not None:
+            return self._set_aside()
+        if self.target is None and self.sync.transform is not None and not self.source_changed:
+            return self._transformed()
+        if self.source_changed is False:
+            what = "somebody changed the row" if self.target else "somebody removed the row"
+            sentence = f"the source is as the last run loaded it: {what} in the target"
+            return Reason.EDITED, sentence, self._refresh
+        maybe = "" if self.source_changed else ", or the target was changed by somebody"
+        return Reason.CHANGED, f"the source has changed since the last run{maybe}", self._run
+
+    def _without_cursor(self) -> Answer:
+        cursor = self.sync.cursor
+        if self.null_policy is NullPolicy.EXCLUDE:
+            there = "" if self.target is None else "; the target holds what was loaded before"
+            sentence = f'{cursor} is NULL, and null_cursor = "exclude" leaves such rows out{there}'
+            return Reason.NO_CURSOR, sentence, f"fill in {cursor}, or set null_cursor = 'include'"
+        if self.null_policy is NullPolicy.RAISE:
+            sentence = f'{cursor} is NULL, and null_cursor = "raise" stops the next run'
+            return Reason.NO_CURSOR, sentence, f"fill in {cursor}"
+        if self.target is not None and not self.differ:
+            return self._same()
+        if self.rejection is not None:
+            return self._set_aside()
+        sentence = f"{cursor} is NULL; such rows are loaded with every run that finds a change"
+        return Reason.NO_CURSOR, sentence, self._run
+
+    def _pending(self) -> Answer:
+        assert self.source is not None
+        at, mark = self.source.cursor, self.watermark.value or "at the start"
+        older = "" if self.target is None else "; the target holds an older version"
+        if self.source.above_horizon:
+            reached = self.horizon.high or "the watermark"
+            held = f", held back by {self.horizon.held_by}" if self.horizon.held_by else ""
+            why = "" if held else f" ({self.horizon.because})"
+            sentence = f"its {self.sync.cursor} {at} lies above the horizon {reached}{held}{why}"
+            hint = "run again when that session has ended" if held else "run again in a moment"
+            return Reason.HELD_BACK, sentence + older, f"{hint}: {self._run}"
+        if self.target is not None:
+            sentence = f"its {self.sync.cursor} {at} lies above the watermark ({mark})"
+            return Reason.CHANGED, sentence + older, self._run
+        sentence = f"its {self.sync.cursor} {at} lies above the watermark ({mark})"
+        return Reason.NOT_YET, sentence, self._run
+
+    def _below(self) -> Answer:
+        assert self.source is not None
+        if self.target is not None and not self.differ:
+            return self._same()
+        if self.rejection is not None:
+            return self._set_aside()
+        mark = f"the watermark ({self.watermark.value})"
+        at = f"its {self.sync.cursor} {self.source.cursor}"
+        if self.target is None:
+            if self.sync.transform is not None:
+                return self._transformed()
+            if self.carrier is not None and self.carrier.update_id is None:
+                by = f"{self.carrier.moved_by} moved the watermark past it ({self.carrier.reason})"
+                return Reason.SKIPPED, f"{at} lies below {mark}, but {by}", self._rewind
+            sentence = (
+                f"{at} lies below {mark}: it was committed late or stamped low, or somebody "
+                "removed it from the target"
+            )
+            return Reason.LATE, sentence, self._again
+        if self.cursor_order > 0:
+            sentence = f"{at} lies below {mark}, but is newer than the target's: it came in late"
+            return Reason.LATE, sentence, self._again
+        if self.cursor_order < 0:
+            sentence = f"{at} is older than the target's, which is kept: it went back at the source"
+            return Reason.CHANGED_UNSEEN, sentence, self._refresh
+        sentence = (
+            f"its {self.sync.cursor} is the same on both sides: the row changed without raising "
+            "it, or somebody changed the target"
+        )
+        return Reason.CHANGED_UNSEEN, sentence, self._again
+
+    def _same(self) -> Answer:
+        if not self.compared:
+            sentence = "it is there; whether the transformation would make it so now was not seen"
+            return Reason.LOADED, sentence, "add --run-transform to compare it"
+        if self.source is not None and self.source.is_pending:
+            sentence = "source and target hold the same row; it will be read again"
+            return Reason.EQUAL, sentence, None
+        return Reason.EQUAL, "source and target hold the same row", None
+
+    def _set_aside(self) -> Answer:
+        kept = "the target has no row for it"
+        if self.target is not None:
+            kept = "the target keeps its last good version"
+        return (
+            Reason.REJECTED,
+            f"it was {self._rejected}; {kept}",
+            "mend it at the source, or change the check and load it again",
+        )
+
+    def _transformed(self) -> Answer:
+        if self.made is None:
+            return (
+                Reason.MAYBE_TRANSFORMED,
+                "it was read, but the target has no such row: the transformation may drop it, or "
+                "give it another key",
+                "add --run-transform to see what it makes of this row",
+            )
+        if self.made == 0:
+            return Reason.TRANSFORMED, "the transformation makes no row of it", None
+        return (
+            Reason.LATE,
+            "the transformation makes a row of it, but the target has none: it came in late, or "
+            "somebody removed it",
+            self._again,
+        )
+
+    @property
+    def _rejected(self) -> str:
+        assert self.rejection is not None
+        failed, at = ", ".join(self.rejection.failed), self.rejection.rejected_at
+        return f"rejected by {failed} at {at:%Y-%m-%d %H:%M:%S%z} ({self.rejection.update_id})"
+
+    @property
+    def _run(self) -> str:
+        return f"tidegate run {self.sync.name}"
+
+    @property
+    def _refresh(self) -> str:
+        return f"to load everything again: tidegate run {self.sync.name} --full-refresh"
+
+    @property
+    def _rewind(self) -> str:
+        if self.sync.mode is Mode.APPEND and not self.sync.key:
+            return self._refresh
+        return f"to load it: tidegate watermark rewind {self.sync.name} VALUE --reason …"
+
+    @property
+    def _again(self) -> str:
+        assert self.source is not None
+        if self.source.in_lookback:
+            return f"it lies within the lookback, so the next run loads it: {self._run}"
+        return (
+            f"see how many there are: tidegate verify {self.sync.name}; {self._rewind}; a longer "
+            "lookback finds such rows by itself"
+        )

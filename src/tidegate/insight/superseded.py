@@ -1,0 +1,130 @@
+"""Removing superseded versions from the table behind a view, a chunk at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from psycopg import errors as pg
+
+from tidegate.destinations import append
+from tidegate.errors import BusyError, DestinationError
+from tidegate.failpoints import reach
+from tidegate.insight.bounding import bound_transaction
+from tidegate.ledger.fences import Fence, Fences, publisher_name
+from tidegate.model.column import Table
+from tidegate.model.relation import Relation
+from tidegate.model.rules import Mode
+from tidegate.model.shape import Shape
+from tidegate.model.sync import Sync
+from tidegate.pipeline.context import Context
+from tidegate.pipeline.declaration import resolve_source
+from tidegate.postgres.catalog import describe_table
+from tidegate.postgres.connect import Connection, first_line
+
+CHUNK_ROWS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Vacuumed:
+    """What went, or would go; `note` says why there was nothing to do."""
+
+    sync: str
+    target: str
+    rows: int = 0
+    bytes: int = 0
+    dry_run: bool = False
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """The table of versions of one sync, and what orders them."""
+
+    sync: Sync
+    raw: Relation
+    shape: Shape
+
+
+def find_versions(context: Context, sync: Sync) -> Versions | str:
+    """The table to be vacuumed, or why there is none."""
+    if sync.mode is not Mode.APPEND or not sync.key:
+        kind = "append without a key" if sync.mode is Mode.APPEND else f'mode = "{sync.mode}"'
+        return f"{kind} keeps no superseded versions"
+    raw = append.raw_table(sync.target.relation)
+    with context.databases.connect(sync.target.connection) as target:
+        table = describe_table(target, raw)
+        if table is None:
+            return f"{raw} does not exist yet"
+        _check_index(table, sync.key)
+    with context.databases.connect(sync.source.connection, "tidegate source") as source:
+        resolved = resolve_source(source, sync)
+    unique = sync.transform is None and resolved.table.proves_unique(sync.key)
+    # A transformation may have left the cursor out; then only the order of loading counts.
+    cursor = sync.cursor if sync.cursor and table.column(sync.cursor) else None
+    return Versions(sync, raw, Shape((), sync.key, cursor, unique))
+
+
+def count_superseded(context: Context, versions: Versions) -> Vacuumed:
+    """What would go now; nothing is locked for it."""
+    rows = size = 0
+    with context.databases.connect(versions.sync.target.connection) as connection:
+        after = 0
+        while (until := _chunk_end(connection, versions, after)) is not None:
+            found = _work(connection, versions, after, until, delete=False)
+            rows, size, after = rows + found[0], size + found[1], until
+    return Vacuumed(versions.sync.name, str(versions.sync.target), rows, size, dry_run=True)
+
+
+def remove_superseded(
+    context: Context, versions: Versions, fence: Fence, check_alive: Callable[[], None]
+) -> Vacuumed:
+    """Remove them chunk by chunk, each in a short transaction of its own under the fence.
+
+    The newest version of a key stays in every one of them, so it may be killed anywhere.
+    """
+    target = versions.sync.target
+    fences = Fences(context.ledger(target.connection))
+    rows = size = 0
+    application = publisher_name(fence.attempt_id)
+    with context.databases.connect(target.connection, application) as connection:
+        after = 0
+        while (until := _chunk_end(connection, versions, after)) is not None:
+            check_alive()
+            try:
+                with connection.transaction():
+                    bound_transaction(connection, context)
+                    fences.lock(connection, fence)
+                    found = _work(connection, versions, after, until, delete=True)
+            except (pg.LockNotAvailable, pg.QueryCanceled) as error:
+                raise BusyError(
+                    f"{versions.raw} is in use by another session ({first_line(error)})",
+                    f"see pg_stat_activity for who; {rows:,} versions are gone already, try again",
+                ) from None
+            rows, size, after = rows + found[0], size + found[1], until
+            reach("vacuum.chunk")
+    return Vacuumed(versions.sync.name, str(target), rows, size)
+
+
+def _chunk_end(connection: Connection, versions: Versions, after: int) -> int | None:
+    row = connection.execute(append.chunk_end_statement(versions.raw, after, CHUNK_ROWS)).fetchone()
+    return None if row is None else row[0]
+
+
+def _work(
+    connection: Connection, versions: Versions, after: int, until: int, *, delete: bool
+) -> tuple[int, int]:
+    row = connection.execute(
+        append.superseded_statement(versions.raw, versions.shape, after, until, delete=delete)
+    ).fetchone()
+    assert row is not None
+    return int(row[0]), int(row[1])
+
+
+def _check_index(table: Table, key: tuple[str, ...]) -> None:
+    if key[0] not in table.leading_index_columns:
+        raise DestinationError(
+            f"{table.relation} has no index that leads with {key[0]}, so every version would be "
+            "compared with every other",
+            f"CREATE INDEX ON {table.relation} ({', '.join(key)})",
+        )

@@ -1,0 +1,301 @@
+"""Why a row of a target is as it is: both rows, the load that brought it, and the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psycopg
+from psycopg import errors as pg
+
+from tidegate.control.jobs import Jobs
+from tidegate.errors import DeclarationError, UsageError
+from tidegate.insight.carriers import Carriers, with_job
+from tidegate.insight.one_row import (
+    Key,
+    SourceRow,
+    TargetRow,
+    nearest_keys,
+    parse_key,
+    read_rejection,
+    read_source,
+    read_target,
+    read_version,
+    same_key,
+)
+from tidegate.insight.one_transform import Made, transform_row
+from tidegate.insight.reasons import Facts
+from tidegate.ledger.watermarks import Watermarks
+from tidegate.model.batch import Batch, BatchKind
+from tidegate.model.column import Table
+from tidegate.model.explanation import Carrier, ColumnDifference, Explanation, Rejection
+from tidegate.model.job import SYNC
+from tidegate.model.relation import Endpoint
+from tidegate.model.rules import Mode
+from tidegate.model.sync import Sync
+from tidegate.model.watermark import Watermark
+from tidegate.pipeline.changed import refuse_changed
+from tidegate.pipeline.context import Context
+from tidegate.pipeline.declaration import nearest, passthrough_shape, resolve_source
+from tidegate.pipeline.reading import bounded, read_only
+from tidegate.pipeline.sessions import Sessions
+from tidegate.postgres.catalog import describe_table
+from tidegate.postgres.connect import Connection, translate
+from tidegate.sources.horizon import read_horizon
+from tidegate.sources.postgres import PostgresSource
+
+_FINGERPRINT_MILLISECONDS = 30_000
+
+
+def find_sync(syncs: Mapping[str, Sync], target: str) -> Sync:
+    """The sync of this name, or the one that loads this table."""
+    if target in syncs:
+        return syncs[target]
+    known = [*syncs, *(str(sync.target) for sync in syncs.values())]
+    if ":" not in target:
+        raise UsageError(f"there is no sync {target}", nearest(target, known))
+    try:
+        endpoint = Endpoint.parse(target)
+    except DeclarationError as error:
+        raise UsageError(error.message, error.hint) from None
+    found = [sync for sync in syncs.values() if sync.target == endpoint]
+    if not found:
+        raise UsageError(f"no declared sync loads {endpoint}", nearest(target, known))
+    if len(found) > 1:
+        names = ", ".join(sync.name for sync in found)
+        raise UsageError(f"{endpoint} is loaded by {names}", "name the sync instead of the table")
+    return found[0]
+
+
+def explain_row(
+    context: Context, sync: Sync, given: Mapping[str, Any], *, run_transform: bool = False
+) -> Explanation:
+    """Explain one row; starts Spark only to run a transformation, and only when asked to."""
+    try:
+        with Sessions(context) as sessions:
+            return _Explaining(sessions, sync, run_transform).explain(given)
+    except psycopg.Error as error:
+        raise translate(error, f"looking for a row of {sync.name}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the target holds of a row, read in one snapshot."""
+
+    watermark: Watermark
+    row: TargetRow | None
+    rejection: Rejection | None
+    versions: int
+    exists: bool = True
+
+
+@dataclass(slots=True)
+class _Explaining:
+    sessions: Sessions
+    sync: Sync
+    run_transform: bool
+
+    def explain(self, given: Mapping[str, Any]) -> Explanation:
+        sync = self.sync
+        connection = self.sessions.source(sync.source.connection)
+        source = resolve_source(connection, sync)
+        key = parse_key(connection, sync, source, given)
+        target = self.sessions.target(sync.target.connection)
+        memory = self.sessions.memory(sync.pipeline)
+        horizon = read_horizon(connection, source.cursor, memory, may_wait=False)
+        # As in verify: what changes between the two snapshots lies above the watermark.
+        before = self._watermark(target)
+        with read_only(target):
+            found = self._read_target(target, source, key, before)
+        refuse_changed(found.watermark, source, sync)
+        with read_only(connection):
+            row = read_source(connection, sync, source, key, found.watermark, horizon)
+            near = []
+            if row is None and found.row is None:
+                near = nearest_keys(connection, source, key)
+            changed = self._source_changed(connection, source, found.watermark)
+        made = self._transform(source, key, row)
+        compared = sync.transform is None or made is not None
+        differences = _differences(self._expected(row, made), found.row) if compared else ()
+        carrier = self._carrier(target, source, found, row)
+        facts = Facts(
+            sync=sync,
+            watermark=found.watermark,
+            horizon=horizon,
+            null_policy=source.null_policy,
+            source=row,
+            target=found.row,
+            differ=bool(differences),
+            compared=compared,
+            rejection=found.rejection,
+            carrier=carrier,
+            cursor_order=self._order(target, source, row, found.row),
+            source_changed=changed,
+            made=None if made is None else len(made.rows),
+            nearest=near,
+        )
+        reason, sentence, hint = facts.explain()
+        return Explanation(
+            sync=sync.name,
+            source=sync.source_name,
+            target=str(sync.target),
+            key=key,
+            reason=reason,
+            sentence=sentence,
+            hint=hint,
+            source_row=None if row is None else row.values,
+            target_row=None if found.row is None else found.row.values,
+            differences=differences,
+            watermark=found.watermark.value,
+            horizon=horizon.high,
+            carrier=carrier if found.row is not None else None,
+            rejection=found.rejection,
+            notes=tuple(self._notes(row, found, made)),
+        )
+
+    def _read_target(
+        self, target: Connection, source: PostgresSource, key: Key, before: Watermark
+    ) -> _Found:
+        sync = self.sync
+        # Without a ledger there is nothing to read, and trying would end the snapshot.
+        watermark = before if before.version == 0 else self._watermark(target)
+        table = describe_table(target, sync.target.relation)
+        if table is None:
+            return _Found(watermark, None, None, 0, exists=False)
+        self._check_columns(table, key)
+        shape = None if sync.transform else passthrough_shape(target, source)
+        row = read_target(target, sync, table, shape, key)
+        versions = 0 if row is None else row.rows
+        if row is not None and sync.mode is Mode.APPEND and sync.key:
+            version = read_version(target, sync, key)
+            if version is not None:
+                row, versions = replace(row, update_id=version[0]), version[1]
+        return _Found(watermark, row, read_rejection(target, sync, table, key), versions)
+
+    def _watermark(self, target: Connection) -> Watermark:
+        ledger = self.sessions.context.ledger(self.sync.target.connection)
+        return Watermarks(ledger).get(target, self.sync.pipeline, str(self.sync.target.relation))
+
+    def _check_columns(self, table: Table, key: Key) -> None:
+        missing = [name for name in key if table.column(name) is None]
+        if missing:
+            raise UsageError(
+                f"{table.relation} has no column {', '.join(missing)}, which is part of the key",
+                f"is this the table that sync {self.sync.name} loads? see: tidegate plan",
+            )
+
+    def _transform(self, source: PostgresSource, key: Key, row: SourceRow | None) -> Made | None:
+        if not self.run_transform:
+            return None
+        if self.sync.transform is None:
+            raise UsageError(
+                f"sync {self.sync.name} has no transformation", "leave out --run-transform"
+            )
+        if row is None or not row.meets_where:
+            return None
+        return transform_row(self.sessions, self.sync, source, same_key(source.table, key))
+
+    def _expected(self, row: SourceRow | None, made: Made | None) -> dict[str, str | None] | None:
+        """The row that the target should hold."""
+        if made is not None:
+            return made.rows[0] if made.rows else None
+        return None if row is None else row.values
+
+    def _carrier(
+        self,
+        target: Connection,
+        source: PostgresSource,
+        found: _Found,
+        row: SourceRow | None,
+    ) -> Carrier | None:
+        ledger = self.sessions.context.ledger(self.sync.target.connection)
+        carriers = Carriers(ledger, self.sync)
+        value = None
+        if found.row is not None:
+            value = found.row.cursor
+            if value is None and row is not None and self.sync.cursor not in found.row.values:
+                value = row.cursor
+        elif row is not None:
+            value = row.cursor
+        if found.row is not None and found.row.update_id is not None:
+            carrier = carriers.of_load(target, found.row.update_id)
+        else:
+            position = found.watermark.position
+            carrier = carriers.passing(
+                target,
+                value,
+                None if source.cursor is None else source.cursor.type,
+                tie=None if position is None else position[0],
+                lookback=source.lookback is not None,
+            )
+        if carrier is None:
+            return None
+        return with_job(carrier, self.sessions.context.plane, self.sessions.control())
+
+    def _order(
+        self,
+        target: Connection,
+        source: PostgresSource,
+        row: SourceRow | None,
+        found: TargetRow | None,
+    ) -> int:
+        if source.cursor is None or row is None or found is None:
+            return 0
+        if row.cursor is None or found.cursor is None:
+            return 0
+        ledger = self.sessions.context.ledger(self.sync.target.connection)
+        watermarks = Watermarks(ledger)
+        return watermarks.compare(target, row.cursor, found.cursor, source.cursor.type)[0]
+
+    def _source_changed(
+        self, connection: Connection, source: PostgresSource, watermark: Watermark
+    ) -> bool | None:
+        """Whether a source that is loaded whole is as the last run found it."""
+        control = self.sessions.control()
+        if source.cursor is not None or control is None:
+            return None
+        jobs = Jobs(self.sessions.context.plane)
+        last = jobs.last_result(control, self.sync.project, SYNC, self.sync.name)
+        before = last.get("fingerprints", {}).get(BatchKind.FULL.value, {})
+        loaded = (watermark.version, watermark.update_id)
+        if (before.get("version"), before.get("update_id")) != loaded:
+            return None
+        try:
+            with bounded(connection, _FINGERPRINT_MILLISECONDS):
+                now = source.fingerprint(connection, Batch(BatchKind.FULL))
+        except pg.QueryCanceled:
+            return None
+        return bool(before.get("fingerprint") != now)
+
+    def _notes(self, row: SourceRow | None, found: _Found, made: Made | None) -> list[str]:
+        notes: list[str] = []
+        if not found.exists and found.watermark.version:
+            notes.append(f"{self.sync.target} does not exist any more")
+        expected = self._expected(row, made) if self.sync.transform is None or made else None
+        if expected is not None and found.row is not None:
+            lacking = [name for name in expected if name not in found.row.values]
+            if lacking:
+                notes.append(f"the target has no column {', '.join(lacking)}")
+        if row is not None and row.rows > 1:
+            notes.append(f"{row.rows:,} rows of the source have this key; this is the newest")
+        if found.versions > 1:
+            kept = (
+                "versions of it are kept" if self.sync.key else "rows of the target have this key"
+            )
+            notes.append(f"{found.versions:,} {kept}; this is the newest")
+        if made is not None and len(made.rows) > 1:
+            notes.append("the transformation makes several rows of it; the first was compared")
+        return notes
+
+
+def _differences(
+    expected: dict[str, str | None] | None, found: TargetRow | None
+) -> tuple[ColumnDifference, ...]:
+    if expected is None or found is None:
+        return ()
+    return tuple(
+        ColumnDifference(name, value, found.values[name])
+        for name, value in expected.items()
+        if name in found.values and value != found.values[name]
+    )

@@ -1,0 +1,133 @@
+"""Comparing relations without a key, as bags: which rows are there, and how often.
+
+Only hashes of rows travel, and only those of buckets whose sums differ, a bounded number of them
+at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from psycopg import sql
+
+from tidegate.model.rules import Mode
+from tidegate.model.verification import Difference
+from tidegate.pipeline.compare import EXAMPLES, OURS, Comparison, Hashing, Side, sums, total
+from tidegate.spark.copying import copy_rows
+
+PASS_ROWS = 5_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Bags:
+    """Two sides of (row as text, hash of it); with `at_least` there may be more than expected."""
+
+    expected: Side
+    found: Side
+    hashing: Hashing
+    at_least: bool = False
+
+    def compare(self) -> tuple[Comparison, int]:
+        """What is missing and, unless that is allowed, extra; and how many extra rows there are."""
+        left, right = sums(self.expected, self.hashing), sums(self.found, self.hashing)
+        rows, found_rows = total(left), total(right)
+        unequal = sorted(
+            bucket for bucket in left.keys() | right.keys() if left.get(bucket) != right.get(bucket)
+        )
+        missing = extra = 0
+        missing_hashes: list[int] = []
+        extra_hashes: list[int] = []
+        sizes = {bucket: left.get(bucket, (0, 0))[0] for bucket in unequal}
+        for buckets in _passes(sizes):
+            found = self._pass(buckets)
+            missing, extra = missing + found[0], extra + found[1]
+            missing_hashes += found[2]
+            extra_hashes += found[3]
+        wrong = missing + (0 if self.at_least else extra)
+        if not wrong:
+            return Comparison(rows, found_rows, None), extra
+        difference = Difference(
+            missing,
+            0 if self.at_least else extra,
+            0,
+            complete=True,
+            missing_keys=_texts(self.expected, missing_hashes[:EXAMPLES]),
+            extra_keys=() if self.at_least else _texts(self.found, extra_hashes[:EXAMPLES]),
+        )
+        return Comparison(rows, found_rows, difference), extra
+
+    def _pass(self, buckets: list[int]) -> tuple[int, int, list[int], list[int]]:
+        """Count every row of these buckets on both sides, in the found side's database."""
+        connection = self.found.connection
+        hashes = sql.SQL("SELECT h FROM ({}) rows WHERE {} = ANY({}::bigint[])")
+        chosen = self.hashing.bucket, sql.Literal(buckets)
+        ours = hashes.format(self.expected.rows, *chosen)
+        connection.execute(sql.SQL("DELETE FROM {}").format(OURS))
+        if self.expected.connection is connection:
+            connection.execute(sql.SQL("INSERT INTO {} (h) {}").format(OURS, ours))
+        else:
+            text = ours.as_string(self.expected.connection)
+            copy_rows(self.expected.connection, text, connection, OURS, ("h",))
+        row = connection.execute(
+            sql.SQL(
+                "WITH s AS (SELECT h, count(*) AS n FROM {ours} GROUP BY h),"
+                " t AS (SELECT h, count(*) AS n FROM ({found}) f GROUP BY h),"
+                " wrong AS (SELECT h, coalesce(s.n, 0) - coalesce(t.n, 0) AS lack"
+                " FROM s FULL JOIN t USING (h) WHERE s.n IS DISTINCT FROM t.n)"
+                " SELECT coalesce(sum(lack) FILTER (WHERE lack > 0), 0)::bigint,"
+                " coalesce(-sum(lack) FILTER (WHERE lack < 0), 0)::bigint,"
+                " ARRAY(SELECT h FROM wrong WHERE lack > 0 LIMIT {few}),"
+                " ARRAY(SELECT h FROM wrong WHERE lack < 0 LIMIT {few}) FROM wrong"
+            ).format(
+                ours=OURS,
+                found=hashes.format(self.found.rows, *chosen),
+                few=sql.Literal(EXAMPLES),
+            )
+        ).fetchone()
+        assert row is not None
+        return row[0], row[1], row[2], row[3]
+
+
+def compare_bags(
+    expected: Side, found: Side, hashing: Hashing, mode: Mode, aside: sql.Composable | None
+) -> tuple[Comparison, int, int]:
+    """Rows of the target and those set aside against what is expected.
+
+    Returns the comparison, how many more rows there are where that is no fault, and how many were
+    set aside.
+    """
+    count = 0
+    both = found
+    if aside is not None:
+        row = found.connection.execute(
+            sql.SQL("SELECT count(*) FROM ({}) r").format(aside)
+        ).fetchone()
+        count = int(row[0]) if row else 0
+        both = Side(found.connection, sql.SQL("{} UNION ALL {}").format(found.rows, aside))
+    at_least = mode is Mode.APPEND
+    comparison, extra = Bags(expected, both, hashing, at_least).compare()
+    comparison = replace(comparison, found_rows=comparison.found_rows - count)
+    return comparison, extra if at_least else 0, count
+
+
+def _passes(sizes: dict[int, int]) -> Iterator[list[int]]:
+    chosen: list[int] = []
+    size = 0
+    for bucket, rows in sizes.items():
+        if chosen and size + rows > PASS_ROWS:
+            yield chosen
+            chosen, size = [], 0
+        chosen.append(bucket)
+        size += rows
+    if chosen:
+        yield chosen
+
+
+def _texts(side: Side, hashes: list[int]) -> tuple[str, ...]:
+    rows = side.connection.execute(
+        sql.SQL(
+            "SELECT DISTINCT k FROM ({}) rows WHERE h = ANY({}::bigint[]) ORDER BY k LIMIT {}"
+        ).format(side.rows, sql.Literal(hashes), sql.Literal(EXAMPLES))
+    )
+    return tuple(row[0] for row in rows)

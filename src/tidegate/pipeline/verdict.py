@@ -1,0 +1,124 @@
+"""What a comparison means, in words and with a way out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tidegate.model.rules import Mode
+from tidegate.model.sync import Sync
+from tidegate.model.verification import Difference, Verdict, Verification
+from tidegate.model.watermark import Watermark
+from tidegate.pipeline.compare import Comparison
+from tidegate.pipeline.sides import LeftOut
+
+
+class Since(StrEnum):
+    """What happened to a source that is loaded whole, since it was last loaded."""
+
+    NOTHING = "nothing"
+    CHANGED = "changed"
+    """and whether the target is as it was left cannot be told"""
+    CHANGED_ALONE = "changed alone"
+    """the target still is what the last run loaded"""
+    BOTH_CHANGED = "both changed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A comparison and what was left out of it."""
+
+    watermark: Watermark
+    comparison: Comparison
+    left_out: LeftOut
+    keyless: bool = False
+    older: int = 0
+    """rows of the target that the source does not have so, where that is no fault"""
+    since: Since = Since.NOTHING
+    used_spark: bool = False
+
+
+def report(sync: Sync, found: Compared) -> Verification:
+    """One sync's result."""
+    difference = found.comparison.difference
+    verdict = Verdict.EQUAL if difference is None else Verdict.UNEQUAL
+    if difference is not None and found.since in (Since.CHANGED, Since.CHANGED_ALONE):
+        verdict = Verdict.CHANGED
+    return Verification(
+        sync=sync.name,
+        source=sync.source_name,
+        target=str(sync.target),
+        verdict=verdict,
+        watermark=found.watermark.value,
+        source_rows=found.comparison.expected_rows,
+        target_rows=found.comparison.found_rows,
+        not_yet_loaded=found.left_out.not_yet_loaded,
+        rejected=found.left_out.rejected,
+        used_spark=found.used_spark,
+        difference=difference,
+        intact=verdict is Verdict.EQUAL or found.since is Since.CHANGED_ALONE,
+        hint=None if difference is None else _way_out(sync, difference, found),
+        notes=tuple(_notes(sync, found)),
+    )
+
+
+def _notes(sync: Sync, found: Compared) -> list[str]:
+    notes: list[str] = []
+    if found.left_out.without_cursor:
+        count = found.left_out.without_cursor
+        notes.append(f"{count:,} rows without a cursor were not compared")
+    if found.keyless and sync.mode is Mode.APPEND:
+        notes.append(
+            "rows have no key here: each loaded row of the source must be there, at least as often"
+        )
+        if found.older:
+            notes.append(
+                f"{found.older:,} more rows are there: older versions, or rows deleted since"
+            )
+    elif found.keyless:
+        notes.append("rows have no key: they were compared as they are, and counted")
+    if found.comparison.difference is not None and found.since is Since.CHANGED_ALONE:
+        notes.append("the target holds exactly what the last run loaded")
+    return notes
+
+
+def _way_out(sync: Sync, difference: Difference, found: Compared) -> str:
+    again = f"tidegate run {sync.name} --full-refresh"
+    if found.since in (Since.CHANGED, Since.CHANGED_ALONE):
+        return f"to load what changed: tidegate run {sync.name}; then verify again"
+    if found.since is Since.BOTH_CHANGED:
+        return (
+            "the source has changed since the last run, and the target is not what that run "
+            f"loaded: somebody else has written there. To load everything again: {again}"
+        )
+    reasons: list[str] = []
+    if difference.missing:
+        reasons.append("missing rows came in below the watermark (late, or stamped low)")
+    if difference.missing and found.keyless:
+        reasons = ["missing rows came in late, or were changed without a higher cursor"]
+    if difference.extra:
+        reasons.append("extra rows were deleted at the source, or written by somebody else")
+        if sync.where is not None:
+            reasons[-1] = (
+                "extra rows were deleted at the source, do not meet `where` any more, or were "
+                "written by somebody else"
+            )
+    if difference.different:
+        reasons.append(
+            "different rows were changed without a higher cursor, or changed in the target"
+        )
+    if sync.mode is Mode.REPLACE:
+        reasons = [
+            "somebody else has written to the target"
+            + (
+                ", or the source changed since the last run"
+                if found.since is Since.UNKNOWN
+                else ", since the source is as the last run found it"
+            )
+        ]
+    if sync.transform is not None:
+        reasons.append(
+            "a transformation that looks beyond single rows also differs from batch to batch"
+        )
+    return f"{'; '.join(reasons)}. To load everything again: {again}"
