@@ -60,6 +60,11 @@ ORDERS = {"source": "shop:public.orders", "target": "warehouse:raw.orders", "cur
         ),
         ({"columns": ["name", "updated_at"]}, 2, ["key column id is left out of the columns"]),
         ({"columns": ["id", "nmae"]}, 2, ["column nmae does not exist", "did you mean name?"]),
+        (
+            {"columns": ["id", "name"], "duplicates": "newest"},
+            2,
+            ["cursor updated_at is left out of the columns", "tells older rows from newer"],
+        ),
         ({"where": "nmae = 'n'"}, 2, ["its where cannot be read", "nmae"]),
         ({"where": "id = = 3"}, 2, ["its where cannot be read", "syntax error"]),
         (

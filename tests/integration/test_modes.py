@@ -12,6 +12,7 @@ from integration.destination_conformance import (
     load,
 )
 from integration.postgres_harness import PostgresHarness, make_shape
+from tidegate.destinations.drop import drop_target
 from tidegate.errors import ChecksFailed, DeclarationError, DestinationError, LoadError
 from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.rules import Check, Mode, Rules
@@ -333,6 +334,33 @@ def test_rows_without_a_key_are_rejected_as_well(database: Database) -> None:
         load(harness, (1, None, 1), (1, "a", 1))
     assert harness.rows() == [(1, "a", 1), (1, "a", 1)]
     assert [key for key, *_ in rejected(harness)] == [{}, {}]
+
+
+def test_a_full_batch_leaves_no_rejected_rows_of_before(database: Database) -> None:
+    rules = Rules(mode=Mode.REPLACE, checks=CHECKED.checks, reject_limit=1)
+    harness = with_rules(database, rules, key="")
+    for _ in range(2):
+        load(harness, (1, None, 1), (1, "a", 1), kind=BatchKind.FULL)
+    assert len(rejected(harness)) == 1
+
+
+def test_a_target_is_dropped_with_all_that_was_made_for_it(database: Database) -> None:
+    rules = Rules(mode=Mode.APPEND, checks=CHECKED.checks, reject_limit=1)
+    harness = with_rules(database, rules)
+    load(harness, (1, None, 1), (2, "a", 1))
+    relation = harness.destination.relation
+    with harness.destination.open() as connection:
+        drop_target(connection, relation)
+    left = database.execute("SELECT relname FROM pg_class WHERE relnamespace = 'raw'::regnamespace")
+    assert left == []
+
+
+def test_a_table_that_is_only_called_like_ours_is_not_dropped(database: Database) -> None:
+    harness = made(database, Mode.MERGE)
+    database.execute(f"CREATE TABLE {harness.table}_rejected (why text)")
+    with harness.destination.open() as connection:
+        drop_target(connection, harness.destination.relation)
+    assert database.execute(f"SELECT * FROM {harness.table}_rejected") == []
 
 
 def test_a_check_that_cannot_be_evaluated_is_refused_before_anything_is_made(

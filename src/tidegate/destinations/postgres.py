@@ -293,6 +293,7 @@ class PostgresDestination:
         rules, writes = publication.rules, publication.writes
         table = physical_table(self.relation, publication.shape, rules)
         shape = fit_shape(connection, table, publication.shape)
+        full = publication.batch.kind is BatchKind.FULL
         rows: sql.Composable | None = None
         rejected = 0
         if writes:
@@ -302,7 +303,14 @@ class PostgresDestination:
                 rows = merge.newest_rows(rows, shape)
             if rules.checks:
                 rejected = set_aside(
-                    connection, self.relation, rows, shape, rules, publication.update_id, total
+                    connection,
+                    self.relation,
+                    rows,
+                    shape,
+                    rules,
+                    publication.update_id,
+                    total,
+                    full=full,
                 )
                 rows = passing_rows(rows, rules)
         application = Application(
@@ -311,7 +319,7 @@ class PostgresDestination:
             shape=shape,
             rules=rules,
             update_id=publication.update_id,
-            full=publication.batch.kind is BatchKind.FULL,
+            full=full,
         )
         return application.apply(connection), rejected
 

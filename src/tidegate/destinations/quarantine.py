@@ -16,6 +16,7 @@ from tidegate.postgres.connect import Connection, first_line
 from tidegate.postgres.identifiers import column_list, condition, qualified
 
 SUFFIX = "_rejected"
+COLUMNS = ("id", "update_id", "rejected_at", "failed", "key", "row")
 # No column of a user's is called so.
 _FOUND = "tidegate: failed"
 
@@ -93,10 +94,14 @@ def set_aside(
     rules: Rules,
     update_id: str,
     total: int,
+    *,
+    full: bool,
 ) -> int:
     """Keep the rows that fail, forget those that failed before and came again; returns how many."""
     table = qualified(rejected_table(relation))
-    if shape.key:
+    if full:
+        connection.execute(sql.SQL("DELETE FROM {}").format(table))
+    elif shape.key:
         connection.execute(
             sql.SQL("DELETE FROM {} r USING ({}) c WHERE r.key = {}").format(
                 table, rows, _key("c", shape)

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from psycopg import errors as pg
-from psycopg import sql
 
 from tidegate.control.observations import Observations
-from tidegate.errors import BusyError, DestinationError, TidegateError, UsageError
+from tidegate.errors import BusyError, TidegateError, UsageError
 from tidegate.insight.bounding import bound_transaction
 from tidegate.ledger.fences import Fence, Fences, publisher_name
 from tidegate.ledger.markers import Markers
@@ -140,7 +139,7 @@ def remove_holdings(
             Markers(ledger).forget_pipeline(connection, holdings.pipeline, relation)
             Watermarks(ledger).forget(connection, holdings.pipeline, table)
             if drop_target:
-                _drop(connection, relation)
+                drop.drop_target(connection, relation)
         except (pg.LockNotAvailable, pg.QueryCanceled) as error:
             raise BusyError(
                 f"{holdings.target} is in use by another session ({first_line(error)})",
@@ -198,17 +197,3 @@ def _is_postgres(context: Context, name: str) -> bool:
         return context.settings.connection(name).type == "postgres"
     except TidegateError:
         return True  # connecting will say what is wrong with it
-
-
-def _drop(connection: Connection, relation: Relation) -> None:
-    try:
-        connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(qualified(relation)))
-    except pg.DependentObjectsStillExist as error:
-        raise DestinationError(
-            f"{relation} cannot be dropped: {error.diag.message_detail or first_line(error)}",
-            "drop those first, or leave out --drop-target; nothing was removed",
-        ) from None
-    except pg.WrongObjectType:
-        raise DestinationError(
-            f"{relation} is not a table", "leave out --drop-target; nothing was removed"
-        ) from None

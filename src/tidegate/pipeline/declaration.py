@@ -12,7 +12,7 @@ from tidegate.errors import DeclarationError, SourceError
 from tidegate.model.column import Column, RelationKind, Table
 from tidegate.model.cursor import CursorType, NullPolicy
 from tidegate.model.relation import MAX_NAME_BYTES, Relation
-from tidegate.model.rules import Mode
+from tidegate.model.rules import Duplicates, Mode
 from tidegate.model.shape import Shape, StagedColumn
 from tidegate.model.sync import Sync
 from tidegate.pipeline.privileges import check_readable
@@ -165,13 +165,18 @@ def _check_loaded(sync: Sync, columns: tuple[Column, ...], key: tuple[str, ...])
                 f"sync {sync.name}: key column {name} is left out of the columns",
                 "load it, or declare another key",
             )
-    versioned = sync.mode is Mode.APPEND and bool(key)
-    if versioned and sync.cursor not in names:
-        raise DeclarationError(
-            f"sync {sync.name}: cursor {sync.cursor} is left out of the columns, and append with "
-            "a key orders the versions of a row by it",
-            "load it",
-        )
+    if sync.cursor is None or sync.cursor in names:
+        return
+    for needs, what in (
+        (sync.mode is Mode.APPEND and bool(key), "append with a key"),
+        (sync.duplicates is Duplicates.NEWEST, 'duplicates = "newest"'),
+    ):
+        if needs:
+            raise DeclarationError(
+                f"sync {sync.name}: cursor {sync.cursor} is left out of the columns, and {what} "
+                "tells older rows from newer ones by it",
+                "load it",
+            )
 
 
 def _check_where(connection: Connection, source: PostgresSource, sync: Sync) -> None:
