@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from psycopg import errors as pg
 
 from tidegate.control.observations import Observations
+from tidegate.destinations import drop
 from tidegate.errors import BusyError, TidegateError, UsageError
 from tidegate.insight.bounding import bound_transaction
 from tidegate.ledger.fences import Fence, Fences, publisher_name
