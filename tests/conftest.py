@@ -19,6 +19,26 @@ from tidegate.postgres.embedded import EmbeddedServer
 FAST = {"fsync": "off", "full_page_writes": "off"}
 
 
+# Files that take minutes go first, so that no worker is left alone with one at the end.
+LONGEST = (
+    "test_examples",
+    "test_prove",
+    "test_named_points",
+    "test_modes_killed",
+    "test_type_properties",
+    "test_scale_out",
+    "test_testing_kit",
+    "test_random_kills",
+    "test_wheel",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the files by how long they take, as far as that is known."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
+
+
 class MakeDatabase(Protocol):
     """Makes an empty database and returns its conninfo."""
 

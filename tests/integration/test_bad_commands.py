@@ -57,7 +57,8 @@ def test_the_command_ends_with_1_when_the_world_is_wrong_and_2_when_the_declarat
     make_place: MakePlace,
 ) -> None:
     place = make_place(
-        {**ORDERS, "source": "shop:public.ordres"}, {**ORDERS, "name": "b", "key": ["x"]}
+        {**ORDERS, "source": "shop:public.ordres"},
+        {**ORDERS, "name": "b", "key": ["x"], "target": "warehouse:raw.b"},
     )
     seed(place)
     for name, code, message in (

@@ -18,7 +18,8 @@ from integration.conftest import Database, MakePlace, Place
 from tidegate.failpoints import POINTS
 from tidegate.postgres.embedded import EmbeddedServer
 
-PASSED = [point for point in POINTS if not point.startswith("adopt.")]
+ELSEWHERE = ("adopt.", "evolve.", "vacuum.")
+PASSED = [point for point in POINTS if not point.startswith(ELSEWHERE)]
 ORDERS = {
     "source": "shop:public.orders",
     "target": "warehouse:raw.orders",
@@ -138,6 +139,7 @@ def scratch_databases(state: Path) -> list[str]:
     return [name for (name,) in found if name != "tidegate"]
 
 
+@pytest.mark.chaos
 def test_a_sound_sync_survives_a_kill_at_every_point_and_its_databases_are_left_alone(
     make_shop: MakeShop, state: Path
 ) -> None:
@@ -203,6 +205,7 @@ def test_a_key_that_does_not_tell_rows_apart_is_caught_with_two_of_them(
     assert done.document["lost"] == 19
 
 
+@pytest.mark.chaos
 def test_a_key_made_wrong_by_the_transformation_is_caught(make_shop: MakeShop) -> None:
     place = make_shop(result="df.withColumn('id', f.expr('id div 2'))")
     fill(place, 8)
@@ -236,6 +239,7 @@ def test_a_cursor_that_is_not_monotonic_is_caught_with_the_row_that_came_too_lat
     assert "row id=5 was written after id=24" in again.out
 
 
+@pytest.mark.chaos
 def test_a_late_row_within_the_lookback_is_no_finding(make_shop: MakeShop) -> None:
     place = make_shop(sync={"lookback": "3 days"})
     fill(place)
@@ -247,6 +251,7 @@ def test_a_late_row_within_the_lookback_is_no_finding(make_shop: MakeShop) -> No
     assert done.out.splitlines()[-1] == "orders: 0 kills, 0 lost, 0 doubled"
 
 
+@pytest.mark.chaos
 def test_a_transformation_that_looks_at_its_batch_is_caught(make_shop: MakeShop) -> None:
     place = make_shop(
         result="df.withColumn('rank', f.row_number().over(Window.orderBy('id')))",
@@ -280,6 +285,7 @@ def orders(df):
 """
 
 
+@pytest.mark.chaos
 def test_a_pipeline_that_loses_rows_only_after_a_kill_is_caught_with_the_point(
     make_shop: MakeShop,
 ) -> None:
@@ -303,6 +309,7 @@ def test_a_pipeline_that_loses_rows_only_after_a_kill_is_caught_with_the_point(
     ]
 
 
+@pytest.mark.chaos
 def test_rows_are_made_up_for_an_empty_source_and_the_server_is_stopped_again(
     make_place: MakePlace,
 ) -> None:
@@ -324,6 +331,7 @@ def test_an_empty_source_with_nothing_to_make_up_is_refused(make_shop: MakeShop)
     assert "column shape of type polygon: there is nothing to prove with" in done.err
 
 
+@pytest.mark.chaos
 def test_kept_databases_can_be_looked_into(make_shop: MakeShop, state: Path) -> None:
     place = make_shop(sync={"key": ["customer"]})
     fill(place)

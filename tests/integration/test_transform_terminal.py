@@ -5,6 +5,7 @@ from __future__ import annotations
 from integration.commands import FAILED, tidegate
 from integration.conftest import MakePlace
 
+IN_ORDER = ("--concurrency", "1")
 PIPELINES = """
 import tidegate as tg
 from pyspark.sql import functions as F
@@ -27,7 +28,7 @@ def test_spark_s_own_words_go_to_the_log_and_ours_to_the_terminal(make_place: Ma
         "CREATE TABLE t (id int PRIMARY KEY, word text, at timestamptz)",
         "INSERT INTO t VALUES (1, 'no number', now())",
     )
-    done = tidegate(place.folder, "run", "by_column", "by_text", "by_name")
+    done = tidegate(place.folder, "run", "by_column", "by_text", "by_name", *IN_ORDER)
     assert done.code == FAILED
     lines = done.err.splitlines()
     assert len(lines) == 6, done.err
@@ -47,7 +48,7 @@ def test_a_value_that_cannot_pass_is_the_source_s_also_when_the_function_runs_th
         "CREATE TABLE t (id int PRIMARY KEY, word text, at timestamptz)",
         "INSERT INTO t VALUES (1, '1', 'infinity')",
     )
-    done = tidegate(place.folder, "run", "acting", "by_column")
+    done = tidegate(place.folder, "run", "acting", "by_column", *IN_ORDER)
     assert done.code == FAILED
     for number, name in enumerate(("acting", "by_column")):
         message, fix = done.err.splitlines()[2 * number : 2 * number + 2]

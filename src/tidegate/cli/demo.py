@@ -125,7 +125,7 @@ class Story:
         with self.screen.busy("tidegate run --all, in a process of its own"):
             pid = kill_run(
                 settings.root,
-                ["--all"],
+                ["--all", "--concurrency", "1"],
                 _POINT,
                 self._look,
                 settings.state_directory / "logs" / "killed-run.log",
