@@ -34,7 +34,8 @@ def test_spark_s_own_words_go_to_the_log_and_ours_to_the_terminal(make_place: Ma
     assert len(lines) == 6, done.err
     assert lines[0].startswith("error: by_column: the transformation of sync by_column failed")
     assert all(line.startswith(("error: ", "  fix: ")) for line in lines)
-    assert done.out == ""
+    (summary,) = done.out.splitlines()
+    assert summary.startswith("3 syncs: 0 loaded, 0 without anything new, 3 failed;")
     log = (place.folder / ".tidegate" / "logs" / "spark-python.log").read_text(encoding="utf-8")
     assert "DataFrameQueryContextLogger" in log
     assert "CAST_INVALID_INPUT" in log
