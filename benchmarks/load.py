@@ -135,13 +135,20 @@ def _beside_dlt(
     databases = project.context.databases
     times = []
     settings: object = None
-    for _ in range(repeats):
-        target.execute("DROP SCHEMA IF EXISTS dlt_side, dlt_side_staging CASCADE")
-        target.execute("CHECKPOINT")
-        addresses = [databases.portable_conninfo(name) for name in ("shop", "warehouse")]
+    target.execute("DROP SCHEMA IF EXISTS dlt_side, dlt_side_staging CASCADE")
+    addresses = [databases.portable_conninfo(name) for name in ("shop", "warehouse")]
+    for number in range(repeats + 1):
         with DltSide(addresses[0], addresses[1]) as dlt:
             settings = dlt.settings
-            times.append(dlt.run())
+            seconds = dlt.run()
+        if number == 0:
+            # It makes its table itself; from now on with the indexes that all sides have.
+            target.execute("ALTER TABLE dlt_side.orders ADD PRIMARY KEY (id)")
+            target.execute("CREATE INDEX ON dlt_side.orders (customer_id)")
+        else:
+            times.append(seconds)
+        target.execute("TRUNCATE dlt_side.orders, dlt_side._dlt_pipeline_state")
+        target.execute("CHECKPOINT")
     report.note(f"dlt as it is set up: {settings}")
     report.note(f"first load, dlt: {min(times):.2f} s")
     report.ratio("dlt / first load", min(times) / ours, at_least=1.5)

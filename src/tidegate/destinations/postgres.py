@@ -50,7 +50,7 @@ from tidegate.model.staging import staging_table
 from tidegate.model.watermark import Watermark
 from tidegate.postgres.catalog import describe_table, is_empty
 from tidegate.postgres.connect import Connection, first_line, session_lost, translate
-from tidegate.postgres.identifiers import qualified
+from tidegate.postgres.identifiers import column_list, qualified
 
 # A publisher never idles inside its transaction, so a stopped one is ended this soon.
 _IDLE_SECONDS = 30.0
@@ -254,7 +254,13 @@ class PostgresDestination:
             if applied.first:
                 # Without statistics the next merge would be planned for an empty table.
                 table = physical_table(self.relation, publication.shape, publication.rules)
-                connection.execute(sql.SQL("ANALYZE {}").format(qualified(table)))
+                shape = publication.shape
+                cursor = (shape.cursor,) if shape.cursor is not None else ()
+                names = tuple(dict.fromkeys((*shape.key, *cursor))) or shape.names[:1]
+                # Of all columns it would take longer than the load where rows are wide.
+                connection.execute(
+                    sql.SQL("ANALYZE {} ({})").format(qualified(table), column_list(names))
+                )
             return Published(rows, applied.changed, rejected=rejected)
 
     def _move(

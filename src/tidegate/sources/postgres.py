@@ -22,6 +22,8 @@ from tidegate.sources.horizon import CursorColumn, readable
 # Below this share of the table an index on the cursor beats a scan of all blocks.
 _SCAN_SHARE = 0.25
 _ROWS_PER_PARTITION = 125_000
+_BYTES_PER_PARTITION = 16 << 20
+_PAGE_BYTES = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,7 @@ class PostgresSource:
         parallelism: int,
     ) -> list[str]:
         """SELECT statements that together read the batch, one for each task."""
-        wanted = partitions or min(-(-batch.rows // _ROWS_PER_PARTITION), 2 * parallelism)
+        wanted = partitions or min(self._shares(batch), 2 * parallelism)
         condition = self.condition(batch)
         if wanted <= 1:
             slices: list[sql.Composable] = [condition]
@@ -338,6 +340,12 @@ class PostgresSource:
         ).fetchone()
         assert row is not None
         return int(row[0]), row[1]
+
+    def _shares(self, batch: Batch) -> int:
+        """How many readers a batch deserves: by its rows, and by its bytes where rows are wide."""
+        rows = max(self.table.estimated_rows, batch.rows, 1)
+        size = self.table.pages * _PAGE_BYTES * batch.rows // rows
+        return max(-(-batch.rows // _ROWS_PER_PARTITION), size // _BYTES_PER_PARTITION)
 
     def _scans(self, batch: Batch) -> bool:
         large = bool(batch.rows >= _SCAN_SHARE * max(self.table.estimated_rows, 1))
