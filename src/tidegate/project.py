@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tidegate.declare import collect
-from tidegate.errors import DeclarationError, UsageError
+from tidegate.errors import UsageError
 from tidegate.insight.adoption import examine, record_adoption
 from tidegate.insight.markers import Marker
 from tidegate.insight.superseded import (
@@ -22,26 +20,23 @@ from tidegate.insight.superseded import (
 from tidegate.insight.watermarks import SyncWatermark
 from tidegate.insight.why import explain_row, find_sync
 from tidegate.model.adoption import Adoption, StartingPoint
-from tidegate.model.cursor import NullPolicy
 from tidegate.model.explanation import Explanation
 from tidegate.model.group import Group
 from tidegate.model.job import SYNC, VACUUM
 from tidegate.model.load import LoadResult
 from tidegate.model.publish import Publish, PublishReport
-from tidegate.model.relation import Endpoint, Relation
-from tidegate.model.rules import Check, Drift, Duplicates, Mode, Rules
+from tidegate.model.relation import Endpoint
+from tidegate.model.rules import Check, Duplicates, Mode, Rules
 from tidegate.model.sync import Sync
 from tidegate.pipeline.context import Context
+from tidegate.pipeline.declarations import read_declarations
 from tidegate.pipeline.expanding import Expanded, expand
-from tidegate.pipeline.expansion import make_group, mark_shared_targets
-from tidegate.pipeline.same_database import same_database
-from tidegate.pipeline.user_code import import_file, user_code
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.hold import hold_table
 from tidegate.runtime.many import ManyReport, SyncEnd, run_many
 from tidegate.runtime.publisher import Publisher
 from tidegate.runtime.runner import Runner, RunOptions, RunReport
-from tidegate.settings import Settings, SyncSettings, find_project, load_settings
+from tidegate.settings import Settings, find_project, load_settings
 from tidegate.settings.publish import read_publish
 from tidegate.spark.frame import require_frame
 
@@ -327,78 +322,8 @@ class Project:
 
     def _all(self) -> dict[str, Sync | Group]:
         if self._declared_syncs is None:
-            self._declared_syncs = self._declared()
+            self._declared_syncs = read_declarations(self.settings)
         return self._declared_syncs
-
-    def _declared(self) -> dict[str, Sync | Group]:
-        found = {
-            name: self._make(name, values, None) for name, values in self.settings.sync.items()
-        }
-        for declared in self._pipelines():
-            if declared.name in found:
-                raise DeclarationError(
-                    f"sync {declared.name} is declared twice: in tidegate.toml or in "
-                    f"{self.settings.project.pipelines}, and again in the latter",
-                    "give one of them another name",
-                )
-            values = self.settings.make_sync(
-                declared.name, declared.values, self.settings.project.pipelines
-            )
-            found[declared.name] = self._make(declared.name, values, declared.function)
-        plain = [one for one in found.values() if isinstance(one, Sync)]
-        same = partial(same_database, self.settings)
-        found.update((one.name, one) for one in mark_shared_targets(plain, plain, same))
-        return found
-
-    def _make(self, name: str, values: SyncSettings, transform: Any) -> Sync | Group:
-        if values.is_group:
-            return make_group(self._make_sync(name, values, transform), values)
-        return self._make_sync(name, values, transform)
-
-    def _make_sync(self, name: str, values: SyncSettings, transform: Any) -> Sync:
-        target = Endpoint.parse(values.target)
-        source = (
-            Endpoint.parse(values.source)
-            if values.query is None
-            else Endpoint(values.source, Relation("(query)", name))
-        )
-        for endpoint in (source, target):
-            if endpoint.connection not in self.settings.connections:
-                self.settings.connection(endpoint.connection)
-        return Sync(
-            project=self.name,
-            name=name,
-            source=source,
-            target=target,
-            mode=Mode(values.mode),
-            key=values.key,
-            cursor=values.cursor,
-            changes=values.changes,
-            lookback=values.lookback,
-            settle_seconds=values.settle_seconds,
-            null_cursor=None if values.null_cursor is None else NullPolicy(values.null_cursor),
-            cursor_timezone=values.cursor_timezone,
-            duplicates=Duplicates(values.duplicates),
-            batch_rows=values.batch_rows,
-            partitions=values.partitions,
-            schedule=values.schedule,
-            columns=values.columns,
-            exclude_columns=values.exclude_columns,
-            where=values.where,
-            query=values.query,
-            before_sql=values.before_sql,
-            after_sql=values.after_sql,
-            checks=tuple(Check(*one) for one in values.checks.items()),
-            reject_limit=values.reject_limit,
-            drift=Drift(values.drift),
-            transform=transform,
-        )
-
-    def _pipelines(self) -> Iterable[Any]:
-        if not self.settings.pipelines_file.exists():
-            return []
-        connect = self.settings.spark.remote is not None
-        return collect(lambda: import_file(user_code(self.settings), connect=connect))
 
 
 def publish(

@@ -1,0 +1,93 @@
+"""What a project declares: syncs and groups, from tidegate.toml and from its pipelines file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+from tidegate.declare import Declared, Transform, collect
+from tidegate.errors import DeclarationError
+from tidegate.model.cursor import NullPolicy
+from tidegate.model.group import Group
+from tidegate.model.relation import Endpoint, Relation
+from tidegate.model.rules import Check, Drift, Duplicates, Mode
+from tidegate.model.sync import Sync
+from tidegate.pipeline.expansion import make_group, mark_shared_targets
+from tidegate.pipeline.same_database import same_database
+from tidegate.pipeline.user_code import import_file, user_code
+from tidegate.settings import Settings, SyncSettings
+
+
+def read_declarations(settings: Settings) -> dict[str, Sync | Group]:
+    """Everything declared, by name and in order; one name twice is refused."""
+    found = {name: _make(settings, name, values, None) for name, values in settings.sync.items()}
+    pipelines = settings.project.pipelines
+    for declared in _in_python(settings):
+        if declared.name in found:
+            raise DeclarationError(
+                f"sync {declared.name} is declared twice: in tidegate.toml or in "
+                f"{pipelines}, and again in the latter",
+                "give one of them another name",
+            )
+        values = settings.make_sync(declared.name, declared.values, pipelines)
+        found[declared.name] = _make(settings, declared.name, values, declared.function)
+    plain = [one for one in found.values() if isinstance(one, Sync)]
+    same = partial(same_database, settings)
+    found.update((one.name, one) for one in mark_shared_targets(plain, plain, same))
+    return found
+
+
+def _in_python(settings: Settings) -> Iterable[Declared]:
+    if not settings.pipelines_file.exists():
+        return []
+    connect = settings.spark.remote is not None
+    return collect(lambda: import_file(user_code(settings), connect=connect))
+
+
+def _make(
+    settings: Settings, name: str, values: SyncSettings, transform: Transform | None
+) -> Sync | Group:
+    sync = _make_sync(settings, name, values, transform)
+    return make_group(sync, values) if values.is_group else sync
+
+
+def _make_sync(
+    settings: Settings, name: str, values: SyncSettings, transform: Transform | None
+) -> Sync:
+    target = Endpoint.parse(values.target)
+    source = (
+        Endpoint.parse(values.source)
+        if values.query is None
+        else Endpoint(values.source, Relation("(query)", name))
+    )
+    for endpoint in (source, target):
+        if endpoint.connection not in settings.connections:
+            settings.connection(endpoint.connection)
+    return Sync(
+        project=settings.project.name,
+        name=name,
+        source=source,
+        target=target,
+        mode=Mode(values.mode),
+        key=values.key,
+        cursor=values.cursor,
+        changes=values.changes,
+        lookback=values.lookback,
+        settle_seconds=values.settle_seconds,
+        null_cursor=None if values.null_cursor is None else NullPolicy(values.null_cursor),
+        cursor_timezone=values.cursor_timezone,
+        duplicates=Duplicates(values.duplicates),
+        batch_rows=values.batch_rows,
+        partitions=values.partitions,
+        schedule=values.schedule,
+        columns=values.columns,
+        exclude_columns=values.exclude_columns,
+        where=values.where,
+        query=values.query,
+        before_sql=values.before_sql,
+        after_sql=values.after_sql,
+        checks=tuple(Check(*one) for one in values.checks.items()),
+        reject_limit=values.reject_limit,
+        drift=Drift(values.drift),
+        transform=transform,
+    )
