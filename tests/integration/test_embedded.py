@@ -134,6 +134,19 @@ def test_a_start_after_a_starter_died_between_launch_and_ready_ends_with_one_ser
     assert pid_of(own) == launched or not is_alive(launched)
 
 
+def test_a_start_meets_a_lock_file_that_another_server_is_just_writing(own: EmbeddedServer) -> None:
+    own.stop()
+    (own.directory / "data/postmaster.pid").touch()
+    before = own.log.size
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(own.start)
+        while "is empty" not in own.log.read_from(before):
+            assert not starting.done()
+        (own.directory / "data/postmaster.pid").unlink()
+        starting.result(timeout=30)
+    assert ask(own, "SELECT 1") == 1
+
+
 @pytest.mark.parametrize(
     "name",
     ["p" * 80 + "/" + "q" * 80, "a folder with spaces", 'it\'s "quoted" $HOME %20 ü'],

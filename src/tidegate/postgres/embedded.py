@@ -44,6 +44,10 @@ STOP_TIMEOUT_SECONDS = 60.0
 StopMode = Literal["fast", "immediate"]
 _SIGNALS = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 
+# What a server that ends at once may have met and the next will not: backends of a killed one
+# that are just leaving, a port that went meanwhile, a lock file that another is just writing.
+_PASSING = ("shared memory block", "could not bind", "lock file")
+
 _SETTINGS = {
     "listen_addresses": HOST,
     "unix_socket_directories": "",  # a socket's path may not exceed 107 bytes; a project's may
@@ -222,22 +226,20 @@ class EmbeddedServer:
 
     def _launch_until_ready(self) -> None:
         self._write_settings()
-        disown_stale_pid(self._data)
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while True:
+            disown_stale_pid(self._data)
             port = self._choose_port()
             log_start = self.log.size
             if self._wait_until_ready(self._launch(port)):
                 self._port_file.write_text(f"{port}\n")
                 return
             complaint = self.log.read_from(log_start)
-            # It passes: backends of a killed server are just leaving, the port went meanwhile,
-            # or a starter died and its server is only now coming up.
+            # A starter may have died, and its server is only now coming up.
             rival = find_postmaster(self._data)
             if rival and self._wait_until_ready(rival.pid):
                 return
-            passing = "shared memory block" in complaint or "could not bind" in complaint
-            if not passing or time.monotonic() > deadline:
+            if not any(text in complaint for text in _PASSING) or time.monotonic() > deadline:
                 raise self._failure("did not start")
             time.sleep(0.1)
 
