@@ -31,6 +31,8 @@ class TidegateError(Exception):
 
     exit_code: ClassVar[int] = 1
     transient: ClassVar[bool] = False
+    permanent: ClassVar[bool] = False
+    """trying again does not help until somebody has changed something"""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -45,6 +47,7 @@ class UsageError(TidegateError):
     """The command or declaration is wrong; nothing was changed."""
 
     exit_code = 2
+    permanent = True
 
 
 class SettingsError(UsageError):
@@ -79,13 +82,19 @@ class DestinationError(TidegateError):
 class TargetGone(DestinationError):
     """The target was dropped or emptied while its watermark remains."""
 
+    permanent = True
+
 
 class DriftRefused(DestinationError):
     """The source's columns changed in a way that the target does not follow."""
 
+    permanent = True
+
 
 class ChecksFailed(DestinationError):
     """More rows fail their checks than the declaration allows."""
+
+    permanent = True
 
 
 class StagingLost(DestinationError):
@@ -116,6 +125,8 @@ class CommitUnknown(TidegateError):
 
 class ControlMismatch(TidegateError):
     """The destination table belongs to another control plane."""
+
+    permanent = True
 
 
 class StaleAttempt(TidegateError):

@@ -34,6 +34,8 @@ POINTS = (
     "adopt.moved",
     "adopt.committed",
     "vacuum.chunk",
+    "cancel.requested",
+    "cancel.fenced",
 )
 
 

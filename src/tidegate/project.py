@@ -32,6 +32,7 @@ from tidegate.pipeline.context import Context
 from tidegate.pipeline.declarations import read_declarations
 from tidegate.pipeline.expanding import Expanded, expand
 from tidegate.postgres.connect import Connection
+from tidegate.runtime.claiming import open_heartbeat
 from tidegate.runtime.hold import hold_table
 from tidegate.runtime.many import ManyReport, SyncEnd, run_many
 from tidegate.runtime.publisher import Publisher
@@ -146,7 +147,8 @@ class Project:
                 f'run one of them, such as {name}.TABLE, or all: project.run_many(["{name}"])',
             )
         sync = name if isinstance(name, Sync) else self.sync(name, fresh=full_refresh)
-        return Runner(self.context, step=step).run(sync, options)
+        with open_heartbeat(self.context, "tidegate run") as heartbeat:
+            return Runner(self.context, heartbeat, step=step).run(sync, options)
 
     def run_many(
         self,

@@ -15,7 +15,13 @@ from tidegate.failpoints import POINTS
 # These are passed in Spark's Python workers, which see our environment in local mode only.
 IN_WORKERS = ("stage.write", "stage.written")
 # A run does not pass these.
-ELSEWHERE = ("adopt.moved", "adopt.committed", "vacuum.chunk")
+ELSEWHERE = (
+    "adopt.moved",
+    "adopt.committed",
+    "vacuum.chunk",
+    "cancel.requested",
+    "cancel.fenced",
+)
 # These are passed only when the target has to change.
 IN_EVOLUTION = ("evolve.changed", "evolve.done")
 IN_PROCESS = tuple(

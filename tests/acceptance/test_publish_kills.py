@@ -36,7 +36,7 @@ os._exit(0)
 """
 IN_WORKERS = ("stage.write", "stage.written")
 # Of a sync's batches, of an adoption, of a target that changes, of old versions.
-ELSEWHERE = ("batch.", "adopt.", "evolve.", "vacuum.")
+ELSEWHERE = ("batch.", "adopt.", "evolve.", "vacuum.", "cancel.")
 PASSED = tuple(
     point for point in POINTS if point not in IN_WORKERS and not point.startswith(ELSEWHERE)
 )

@@ -95,8 +95,8 @@ def held(place: Place, *, alive: bool = True, name: str = "orders") -> Iterator[
             Endpoint.parse("warehouse:raw.orders").relation,
         )
         request = JobRequest("shop", "sync", name, resource, {"target": "warehouse:raw.orders"})
-        job_id = jobs.submit(control, request, "test")
-        claim = jobs.claim(control, worker.worker_id, lease_seconds=600, job_id=job_id)
+        job_id = jobs.submit(control, request, "test").job_id
+        claim = jobs.claim(control, worker.worker_id, job_id, lease_seconds=600)
         assert claim is not None
         if not alive:
             session.close()

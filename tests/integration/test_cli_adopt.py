@@ -11,7 +11,7 @@ from integration.commands import DONE, USAGE, tidegate
 from integration.conftest import MakePlace, MakeProject, Place
 from integration.filled import HIGHEST, NINTH, ORDERS, adopt, fill, filled_place, refused, state
 from integration.orders import contents
-from tidegate.control.jobs import Jobs
+from tidegate.control.job_records import JobRecords
 from tidegate.errors import UsageError
 from tidegate.spark.session import SparkSessions
 
@@ -61,7 +61,7 @@ def test_the_adoption_is_in_the_log_and_in_the_history(place: Place) -> None:
     assert moves[0].moved_by
     context = place.open().context
     with context.plane.connect() as control:
-        last = Jobs(context.plane).last_result(control, "shop", "sync", "orders")
+        last = JobRecords(context.plane).last_result(control, "shop", "sync", "orders")
     assert (last["adopted"], last["adopted_rows"], last["rows"]) == (True, 9, 0)
     assert place.control.value("SELECT count(*) FROM tidegate_control.table_locks") == 0
     assert place.control.value("SELECT count(*) FROM tidegate_control.workers") == 0

@@ -13,6 +13,7 @@ import pytest
 from integration.commands import BUSY, DONE, FAILED, USAGE, Done, tidegate
 from integration.conftest import MakePlace, Place
 from integration.left_behind import ALL, NOTHING, ORDERS, held, loaded, recorded
+from tidegate.control.job_records import JobRecords
 from tidegate.control.jobs import Jobs
 from tidegate.control.workers import Worker, Workers
 from tidegate.errors import FenceLost
@@ -136,7 +137,7 @@ def test_the_removal_is_in_the_history_and_what_the_last_run_knew_is_gone(place:
     context = place.open().context
     assert remove(place, "orders", "--yes").code == DONE
     with context.plane.connect() as control:
-        last = Jobs(context.plane).last_result(control, "shop", "sync", "orders")
+        last = JobRecords(context.plane).last_result(control, "shop", "sync", "orders")
         assert last["removed"] is True
         assert last["fingerprints"] == {}
     assert place.control.value("SELECT count(*) FROM tidegate_control.workers") == 0
@@ -152,8 +153,8 @@ def test_left_over_staging_goes_but_not_that_of_a_live_attempt(place: Place) -> 
     with context.plane.connect() as control, context.plane.connect() as session:
         worker = Worker.of_this_process()
         Workers(context.plane).register(session, worker, "test")
-        job_id = jobs.submit(control, JobRequest("shop", "sync", "items", "another"), "test")
-        claim = jobs.claim(control, worker.worker_id, lease_seconds=600, job_id=job_id)
+        job_id = jobs.submit(control, JobRequest("shop", "sync", "items", "another"), "test").job_id
+        claim = jobs.claim(control, worker.worker_id, job_id, lease_seconds=600)
         assert claim is not None
         live = staging_table(control_id, claim.attempt_id, new_write_id())
         for name in (dead, foreign, live):

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from integration.conftest import Database
+from tidegate.control.dead import DeadAttempts
 from tidegate.control.jobs import Jobs
 from tidegate.control.plane import ControlPlane
 from tidegate.control.workers import Worker, Workers
@@ -56,12 +57,13 @@ def test_every_statement_works_in_a_schema_of_any_name(database: Database) -> No
         worker = Worker.of_this_process()
         Workers(plane).register(own, worker, "0")
         jobs.submit(session, JobRequest("shop", "sync", "orders", "r"), "test")
-        mine = jobs.claim(session, worker.worker_id, lease_seconds=0)
-        assert mine is not None
+        (mine,) = jobs.claim_ready(
+            session, worker.worker_id, project="shop", kinds=["sync"], lease_seconds=1e-6
+        )
         assert jobs.live_attempts(session) == {mine.attempt_id}
         assert jobs.next_token(session) > mine.fence
-        (dead,) = jobs.list_dead(session)
-        assert jobs.reclaim(session, dead, "sweeper")
+        (dead,) = DeadAttempts(plane).list(session)
+        assert DeadAttempts(plane).reclaim(session, dead, "sweeper")
         Workers(plane).forget(session, worker)
 
 

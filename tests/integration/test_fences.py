@@ -208,8 +208,8 @@ def test_a_restored_control_plane_lifts_its_tokens_above_the_destination(
     with context.plane.connect() as control, context.plane.connect() as session:
         Workers(context.plane).register(session, worker, "0")
         request = JobRequest("shop", "sync", "orders", "postgres:x/raw.orders")
-        job_id = jobs.submit(control, request, "test")
-        claim = jobs.claim(control, worker.worker_id, lease_seconds=60, job_id=job_id)
+        job_id = jobs.submit(control, request, "test").job_id
+        claim = jobs.claim(control, worker.worker_id, job_id, lease_seconds=60)
         assert claim is not None
         assert claim.fence < 5000
         raised = raise_fence(destination, jobs, control, claim, control_id)
@@ -227,8 +227,8 @@ def test_a_stale_attempt_does_not_reseed(make_place: MakePlace) -> None:
     jobs, worker = Jobs(context.plane), Worker.of_this_process()
     with context.plane.connect() as control, context.plane.connect() as session:
         Workers(context.plane).register(session, worker, "0")
-        job_id = jobs.submit(control, JobRequest("shop", "sync", "o", "r"), "test")
-        claim = jobs.claim(control, worker.worker_id, lease_seconds=60, job_id=job_id)
+        job_id = jobs.submit(control, JobRequest("shop", "sync", "o", "r"), "test").job_id
+        claim = jobs.claim(control, worker.worker_id, job_id, lease_seconds=60)
         assert claim is not None
         control.execute("UPDATE tidegate_control.job_queue SET attempt_id = 'another'")
         with pytest.raises(FenceTooLow):

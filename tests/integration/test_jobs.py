@@ -12,10 +12,11 @@ from uuid import UUID
 import pytest
 
 from integration.conftest import Database
-from tidegate.control.jobs import DeadAttempt, Jobs
+from tidegate.control.dead import DeadAttempt, DeadAttempts
+from tidegate.control.jobs import Jobs
 from tidegate.control.plane import ControlPlane
 from tidegate.control.workers import Worker, Workers
-from tidegate.model.job import Claim, JobRequest, JobStatus
+from tidegate.model.job import Claim, JobRequest, JobStatus, Submission, Submitted
 from tidegate.postgres.connect import Connection, connect
 
 RESOURCE = "postgres:1/warehouse/raw.orders"
@@ -61,15 +62,32 @@ def new_worker(plane: ControlPlane) -> Iterator[NewWorker]:
 
 
 def submit(jobs: Jobs, session: Connection, **options: Any) -> UUID:
-    job_id = jobs.submit(session, request(**options), "test")
-    assert job_id is not None
-    return job_id
+    submitted = jobs.submit(session, request(**options), "test")
+    assert submitted.outcome is Submitted.QUEUED
+    assert submitted.job_id is not None
+    return submitted.job_id
 
 
 def claim(jobs: Jobs, session: Connection, worker: Worker, lease: float = 60) -> Claim:
-    found = jobs.claim(session, worker.worker_id, lease_seconds=lease)
-    assert found is not None
+    (found,) = claim_ready(jobs, session, worker, lease)
     return found
+
+
+def claim_ready(
+    jobs: Jobs, session: Connection, worker: Worker, lease: float = 60, limit: int = 1
+) -> list[Claim]:
+    return jobs.claim_ready(
+        session,
+        worker.worker_id,
+        project="shop",
+        kinds=["sync"],
+        lease_seconds=lease,
+        limit=limit,
+    )
+
+
+def beat(jobs: Jobs, session: Connection, mine: Claim, lease: float = 60) -> bool:
+    return jobs.beat(session, "worker", [mine], lease) == {mine.attempt_id}
 
 
 def end(own: Connection, watching: Connection) -> None:
@@ -116,9 +134,9 @@ def test_a_second_job_for_a_held_table_is_not_taken_but_for_another_it_is(
     jobs: Jobs, session: Connection
 ) -> None:
     submit(jobs, session)
-    assert jobs.submit(session, request(), "test") is None
+    assert jobs.submit(session, request(), "test") == Submission(Submitted.LOCKED)
     assert session.execute("SELECT count(*) FROM tidegate_control.jobs").fetchone() == (1,)
-    assert jobs.submit(session, request(resource="postgres:1/warehouse/raw.other"), "test")
+    submit(jobs, session, resource="postgres:1/warehouse/raw.other")
 
 
 def test_of_many_submitters_at_once_exactly_one_gets_the_table(
@@ -126,7 +144,7 @@ def test_of_many_submitters_at_once_exactly_one_gets_the_table(
 ) -> None:
     def attempt(_: int) -> UUID | None:
         with jobs.plane.connect() as own:
-            return jobs.submit(own, request(), "test")
+            return jobs.submit(own, request(), "test").job_id
 
     with ThreadPoolExecutor(6) as pool:
         found = list(pool.map(attempt, range(12)))
@@ -161,9 +179,9 @@ def test_a_claimed_job_is_not_claimed_again(
 ) -> None:
     job_id = submit(jobs, session)
     claim(jobs, session, new_worker()[0])
-    other = new_worker()[0].worker_id
-    assert jobs.claim(session, other, lease_seconds=60) is None
-    assert jobs.claim(session, other, lease_seconds=60, job_id=job_id) is None
+    other = new_worker()[0]
+    assert claim_ready(jobs, session, other) == []
+    assert jobs.claim(session, other.worker_id, job_id, lease_seconds=60) is None
 
 
 def test_claimers_at_once_get_different_jobs_with_different_tokens(
@@ -172,15 +190,15 @@ def test_claimers_at_once_get_different_jobs_with_different_tokens(
     expected = {submit(jobs, session, resource=f"r{number}") for number in range(6)}
     workers = [new_worker()[0] for _ in range(8)]
 
-    def attempt(worker: Worker) -> Claim | None:
+    def attempt(worker: Worker) -> list[Claim]:
         with jobs.plane.connect() as own:
-            return jobs.claim(own, worker.worker_id, lease_seconds=60)
+            return claim_ready(jobs, own, worker)
 
-    found: list[Claim | None] = []
+    found: list[list[Claim]] = []
     with ThreadPoolExecutor(8) as pool:
         found += pool.map(attempt, workers)
     found += [attempt(workers[0]) for _ in range(6)]
-    claims = [one for one in found if one]
+    claims = [one for some in found for one in some]
     assert {one.job_id for one in claims} == expected
     assert len(claims) == len({one.fence for one in claims}) == 6
 
@@ -190,13 +208,13 @@ def test_a_beat_renews_the_lease_of_its_own_attempt_only(
 ) -> None:
     submit(jobs, session)
     mine = claim(jobs, session, new_worker()[0], lease=1)
-    assert jobs.beat(session, mine, 1000)
+    assert beat(jobs, session, mine, 1000)
     left = session.execute(
         "SELECT lease_until > now() + interval '900 s' FROM tidegate_control.job_queue"
     ).fetchone()
     assert left == (True,)
     session.execute("UPDATE tidegate_control.job_queue SET attempt_id = 'another'")
-    assert not jobs.beat(session, mine, 1000)
+    assert not beat(jobs, session, mine, 1000)
 
 
 def test_renewals_stay_in_their_page_without_touching_an_index(
@@ -205,15 +223,19 @@ def test_renewals_stay_in_their_page_without_touching_an_index(
     submit(jobs, session)
     mine = claim(jobs, session, new_worker()[0])
     counters = (
-        "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_xact_user_tables WHERE relname = 'job_queue'"
+        "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'job_queue'"
     )
-    with session.transaction():
-        before = session.execute(counters).fetchone()
-        for _ in range(50):
-            jobs.beat(session, mine, 60)
-        after = session.execute(counters).fetchone()
-    assert before is not None
-    assert after is not None
+
+    def count() -> tuple[int, int]:
+        session.execute("SELECT pg_stat_force_next_flush()")
+        row = session.execute(counters).fetchone()
+        assert row is not None
+        return row[0], row[1]
+
+    before = count()
+    for _ in range(50):
+        assert beat(jobs, session, mine)
+    after = count()
     assert (after[0] - before[0], after[1] - before[1]) == (50, 50)
 
 
@@ -230,7 +252,7 @@ def test_finishing_writes_the_end_once_and_frees_the_table(
     assert not jobs.finish(session, mine, JobStatus.FAILED, actor="test", error="late")
     assert state(session, job_id)[0] == status.value
     assert audit(session, job_id) == ["submitted", "claimed", status.value]
-    assert jobs.submit(session, request(), "test") is not None
+    submit(jobs, session)
 
 
 def test_a_stale_attempt_can_neither_finish_nor_store_a_plan(
@@ -241,14 +263,14 @@ def test_a_stale_attempt_can_neither_finish_nor_store_a_plan(
     stale = claim(jobs, session, worker)
     assert jobs.store_plan(session, stale, {"plan": 1})
     end(own, session)
-    (dead,) = jobs.list_dead(session)
-    assert jobs.reclaim(session, dead, "sweeper")
+    (dead,) = DeadAttempts(jobs.plane).list(session)
+    assert DeadAttempts(jobs.plane).reclaim(session, dead, "sweeper")
     new = claim(jobs, session, new_worker()[0])
     assert new.plan == {"plan": 1}
     assert (new.attempt_count, new.job_id) == (2, job_id)
     assert new.fence > stale.fence
     assert not jobs.store_plan(session, stale, {"plan": 2})
-    assert not jobs.beat(session, stale, 60)
+    assert not beat(jobs, session, stale)
     assert not jobs.finish(session, stale, JobStatus.DONE, actor="test")
     assert jobs.reissue_fence(session, stale, 10) is None
     assert state(session, job_id)[:2] == ("running", new.attempt_id)
@@ -261,12 +283,12 @@ def test_a_worker_is_dead_as_soon_as_its_session_ends(
     submit(jobs, session)
     worker, own = new_worker()
     mine = claim(jobs, session, worker, lease=3600)
-    assert jobs.list_dead(session) == []
+    assert DeadAttempts(jobs.plane).list(session) == []
     end(own, session)
-    (dead,) = jobs.list_dead(session, RESOURCE)
+    (dead,) = DeadAttempts(jobs.plane).list(session, resource=RESOURCE)
     assert (dead.attempt_id, dead.resource) == (mine.attempt_id, RESOURCE)
     assert dead.payload == {"target": "w:raw.orders"}
-    assert jobs.list_dead(session, "another table") == []
+    assert DeadAttempts(jobs.plane).list(session, resource="another table") == []
 
 
 def test_a_live_worker_within_its_lease_is_not_reclaimed(
@@ -274,8 +296,8 @@ def test_a_live_worker_within_its_lease_is_not_reclaimed(
 ) -> None:
     job_id = submit(jobs, session)
     mine = claim(jobs, session, new_worker()[0])
-    wrong = DeadAttempt(job_id, mine.attempt_id, RESOURCE, {})
-    assert not jobs.reclaim(session, wrong, "sweeper")
+    wrong = DeadAttempt(job_id, mine.attempt_id, "sync", RESOURCE, {}, None, 0)
+    assert not DeadAttempts(jobs.plane).reclaim(session, wrong, "sweeper")
     assert state(session, job_id)[0] == "running"
 
 
@@ -283,9 +305,9 @@ def test_a_worker_that_holds_its_lock_but_not_its_lease_is_reclaimed(
     jobs: Jobs, session: Connection, new_worker: NewWorker
 ) -> None:
     job_id = submit(jobs, session)
-    claim(jobs, session, new_worker()[0], lease=0)
-    (dead,) = jobs.list_dead(session)
-    assert jobs.reclaim(session, dead, "sweeper")
+    claim(jobs, session, new_worker()[0], lease=1e-6)
+    (dead,) = DeadAttempts(jobs.plane).list(session)
+    assert DeadAttempts(jobs.plane).reclaim(session, dead, "sweeper")
     assert state(session, job_id) == ("pending", None, 1, 1, False, True, True)
     assert audit(session, job_id)[-1] == "reclaimed"
 
@@ -294,12 +316,12 @@ def test_of_many_sweepers_exactly_one_reclaims(
     jobs: Jobs, session: Connection, new_worker: NewWorker
 ) -> None:
     submit(jobs, session)
-    claim(jobs, session, new_worker()[0], lease=0)
-    (dead,) = jobs.list_dead(session)
+    claim(jobs, session, new_worker()[0], lease=1e-6)
+    (dead,) = DeadAttempts(jobs.plane).list(session)
 
     def attempt(_: int) -> bool:
         with jobs.plane.connect() as own:
-            return jobs.reclaim(own, dead, "sweeper")
+            return DeadAttempts(jobs.plane).reclaim(own, dead, "sweeper")
 
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(attempt, range(12))).count(True) == 1
@@ -313,12 +335,12 @@ def test_a_job_whose_workers_all_die_fails_after_max_attempts(
         worker, own = new_worker()
         claim(jobs, session, worker)
         end(own, session)
-        (dead,) = jobs.list_dead(session)
-        assert jobs.reclaim(session, dead, "sweeper")
+        (dead,) = DeadAttempts(jobs.plane).list(session)
+        assert DeadAttempts(jobs.plane).reclaim(session, dead, "sweeper")
         assert state(session, job_id)[3] == crashes
     assert state(session, job_id) == ("failed", None, 3, 3, True, False, False)
-    assert jobs.claim(session, new_worker()[0].worker_id, lease_seconds=60) is None
-    assert jobs.submit(session, request(), "test") is not None
+    assert claim_ready(jobs, session, new_worker()[0]) == []
+    submit(jobs, session)
 
 
 def test_a_holder_is_shown_since_its_own_attempt_began(
@@ -364,4 +386,4 @@ def test_a_worker_that_lost_its_session_takes_its_lock_again(
     end(own, session)
     with plane.connect() as again:
         assert Workers(plane).rejoin(again, worker)
-        assert jobs.list_dead(session) == []
+        assert DeadAttempts(jobs.plane).list(session) == []

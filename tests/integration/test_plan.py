@@ -244,9 +244,9 @@ def test_the_holder_of_the_lock_is_named_and_a_dead_one_told_apart(make_project:
     with plane.connect() as control, plane.connect() as session:
         Workers(plane).register(session, worker, "test")
         request = JobRequest("shop", "sync", "orders", resource)
-        job_id = jobs.submit(control, request, "test")
+        job_id = jobs.submit(control, request, "test").job_id
         pending = plan_one(place.open()).lock
-        assert jobs.claim(control, worker.worker_id, lease_seconds=60, job_id=job_id) is not None
+        assert jobs.claim(control, worker.worker_id, job_id, lease_seconds=60) is not None
         held = plan_one(place.open()).lock
         session.execute("SELECT pg_advisory_unlock_all()")
         gone = plan_one(place.open()).lock

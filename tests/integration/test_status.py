@@ -188,9 +188,9 @@ def test_a_running_job_is_told_apart_from_one_whose_process_is_gone(make_project
     jobs, worker = Jobs(plane), Worker.of_this_process()
     with plane.connect() as control, plane.connect() as session:
         Workers(plane).register(session, worker, "test")
-        job_id = jobs.submit(control, JobRequest("shop", "sync", "orders", resource), "test")
+        job_id = jobs.submit(control, JobRequest("shop", "sync", "orders", resource), "test").job_id
         pending = status_one(place.open())
-        jobs.claim(control, worker.worker_id, lease_seconds=60, job_id=job_id)
+        jobs.claim(control, worker.worker_id, job_id, lease_seconds=60)
         running = status_one(place.open())
         session.execute("SELECT pg_advisory_unlock_all()")
         gone = status_one(place.open())

@@ -305,8 +305,11 @@ def _left_by_a_dead_run(project: Project, place: Place, update_id: str | None, h
     payload = {"target": "warehouse:raw.orders", "full_refresh": False}
     with context.plane.connect() as control, context.plane.connect() as own:
         Workers(context.plane).register(own, worker, "0")
-        jobs.submit(control, JobRequest("shop", "sync", "orders", resource, payload), "test")
-        claim = jobs.claim(control, worker.worker_id, lease_seconds=3600)
+        job_id = jobs.submit(
+            control, JobRequest("shop", "sync", "orders", resource, payload), "test"
+        ).job_id
+        assert job_id is not None
+        claim = jobs.claim(control, worker.worker_id, job_id, lease_seconds=3600)
         assert claim is not None
         jobs.store_plan(control, claim, LoadPlan(update_id or planned, batch, 0, 0).to_json())
     return planned
@@ -351,8 +354,9 @@ def test_a_table_that_is_being_loaded_is_busy_and_its_holder_named(
         resource = resource_name(database_identity(target), Relation("raw", "orders"))
     with context.plane.connect() as control, context.plane.connect() as own:
         Workers(context.plane).register(own, worker, "0")
-        jobs.submit(control, JobRequest("shop", "sync", "orders", resource), "test")
-        jobs.claim(control, worker.worker_id, lease_seconds=3600)
+        job_id = jobs.submit(control, JobRequest("shop", "sync", "orders", resource), "test").job_id
+        assert job_id is not None
+        jobs.claim(control, worker.worker_id, job_id, lease_seconds=3600)
         with pytest.raises(BusyError, match=f"process {worker.pid} on {worker.host}") as raised:
             project.run("orders")
     assert raised.value.exit_code == 75

@@ -15,7 +15,7 @@ from tidegate.sql import migrations, script, statements
 
 ROOT = Path(tidegate.__file__).parent
 FOLDER = ROOT / "sql"
-SCRIPTS = ("ledger/schema", "control/migrations/")
+SCRIPTS = ("ledger/schema", "control/schema", "control/migrations/")
 ALL = sorted(file.relative_to(FOLDER).with_suffix("").as_posix() for file in FOLDER.rglob("*.sql"))
 FILES = [name for name in ALL if not name.startswith(SCRIPTS)]
 NAMED = [(file, name) for file in FILES for name in statements(file)]
@@ -36,7 +36,7 @@ def test_every_statement_says_in_a_line_what_it_is_for(file: str, name: str) -> 
 @pytest.mark.parametrize(("file", "name"), NAMED, ids=[f"{f}:{n}" for f, n in NAMED])
 def test_every_place_for_a_name_is_filled(file: str, name: str) -> None:
     places = {field for _, field, _, _ in Formatter().parse(statements(file)[name]) if field}
-    assert places <= {"schema", "markers", "type"}
+    assert places <= {"schema", "markers", "type", "picked"}
     parts = {place: sql.Identifier(f"the {place}") for place in places}
     text = statement(file, name, **parts).as_string(None)
     assert "{" not in text
@@ -54,7 +54,11 @@ def test_a_percent_sign_in_a_name_is_not_taken_for_a_parameter() -> None:
 
 
 def test_scripts_are_complete_once_the_schema_is_filled_in() -> None:
-    for file in ("ledger/schema", *(name for _, name in migrations("control/migrations"))):
+    for file in (
+        "ledger/schema",
+        "control/schema",
+        *(name for _, name in migrations("control/migrations")),
+    ):
         text = sql.SQL(script(file)).format(schema=sql.Identifier("x")).as_string(None)
         assert "{" not in text
 

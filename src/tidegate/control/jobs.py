@@ -1,110 +1,123 @@
-"""Jobs in the control database: submit, claim, beat, finish, reclaim."""
+"""Jobs in the control database, from submission to their end; every method is one transaction."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from psycopg import errors as pg
+from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 
 from tidegate.control.plane import ControlPlane
-from tidegate.model.identity import new_attempt_id
-from tidegate.model.job import Claim, Holder, JobRequest, JobStatus
+from tidegate.errors import BusyError, UsageError
+from tidegate.model.identity import new_job_id
+from tidegate.model.job import (
+    Claim,
+    Ending,
+    Holder,
+    JobRequest,
+    JobStatus,
+    Submission,
+    Submitted,
+)
 from tidegate.postgres.connect import Connection
 
 
 @dataclass(frozen=True, slots=True)
-class DeadAttempt:
-    """An attempt whose worker is gone or whose lease ran out."""
-
-    job_id: UUID
-    attempt_id: str
-    resource: str
-    payload: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class RecentJob:
-    """The latest job of a sync, for status."""
-
-    name: str
-    job_id: UUID
-    status: JobStatus
-    error: str | None
-    result: dict[str, Any] | None
-    submitted_at: Any
-    finished_at: Any
-
-
-@dataclass(frozen=True, slots=True)
 class Jobs:
-    """The job store; every method is one transaction on the given session."""
+    """The job store: whoever holds an attempt may write, and nobody else."""
 
     plane: ControlPlane
 
-    def submit(self, connection: Connection, request: JobRequest, actor: str) -> UUID | None:
-        """Queue a job and lock its resource; None when the resource is taken."""
+    def submit(
+        self, connection: Connection, request: JobRequest, actor: str, *, announce: bool = True
+    ) -> Submission:
+        """Queue a job, wake the workers, and say what became of it.
+
+        One that is claimed in the same transaction need not be announced.
+        """
+        channel = self.plane.channel("jobs")
+        parameters = _parameters(request) | {
+            "actor": actor,
+            "announce": announce,
+            "channel": channel,
+        }
+        # By itself the statement is a transaction; within another, a refusal must not end that.
+        alone = connection.info.transaction_status is TransactionStatus.IDLE
         try:
-            row = connection.execute(
-                self.plane.statement("jobs", "submit_job"),
-                {
-                    "job_id": uuid4(),
-                    "project": request.project,
-                    "kind": request.kind,
-                    "name": request.name,
-                    "resource": request.resource,
-                    "payload": Jsonb(request.payload),
-                    "max_attempts": request.max_attempts,
-                    "actor": actor,
-                },
-            ).fetchone()
-        except pg.UniqueViolation:
-            return None
-        return row[0] if row else None
+            with nullcontext() if alone else connection.transaction():
+                row = connection.execute(
+                    self.plane.statement("jobs", "submit_job"), parameters
+                ).fetchone()
+        except pg.UniqueViolation as error:
+            return self._submitted_before(connection, request, error.diag.constraint_name)
+        if row is not None:
+            return Submission(Submitted.QUEUED, row[0])
+        draining = self.plane.draining(connection) is not None
+        return Submission(Submitted.DRAINING if draining else Submitted.LOCKED)
 
     def claim(
+        self, connection: Connection, worker_id: str, job_id: UUID, *, lease_seconds: float
+    ) -> Claim | None:
+        """Start a new attempt at one job, unless somebody has it or its resource."""
+        found = self._claim(
+            connection, worker_id, "pick_one", {"job_id": job_id}, lease_seconds=lease_seconds
+        )
+        return found[0] if found else None
+
+    def claim_ready(
         self,
         connection: Connection,
         worker_id: str,
         *,
+        project: str,
+        kinds: Sequence[str],
         lease_seconds: float,
-        job_id: UUID | None = None,
-    ) -> Claim | None:
-        """Start a new attempt at one job, or at the most urgent one."""
-        row = connection.execute(
-            self.plane.statement("jobs", "claim_job"),
-            {
-                "job_id": job_id,
-                "worker_id": worker_id,
-                "attempt_id": new_attempt_id(),
-                "lease": lease_seconds,
-                "sequence": self.plane.sequence,
-            },
-        ).fetchone()
-        return Claim(*row) if row else None
+        limit: int = 1,
+    ) -> list[Claim]:
+        """Start new attempts at the most urgent jobs of these kinds."""
+        picked = {"project": project, "kinds": list(kinds), "limit": limit}
+        return self._claim(connection, worker_id, "pick_ready", picked, lease_seconds=lease_seconds)
 
-    def beat(self, connection: Connection, claim: Claim, lease_seconds: float) -> bool:
-        """Renew the lease; False when the attempt is not ours any more."""
-        row = connection.execute(
+    def beat(
+        self,
+        connection: Connection,
+        worker_id: str,
+        claims: Sequence[Claim],
+        lease_seconds: float,
+    ) -> set[str]:
+        """Renew the leases of a worker; returns the attempts that are still its own."""
+        rows = connection.execute(
             self.plane.statement("job_queue", "beat"),
-            {"job_id": claim.job_id, "attempt_id": claim.attempt_id, "lease": lease_seconds},
-        ).fetchone()
-        return row is not None
+            {
+                "worker_id": worker_id,
+                "job_ids": [claim.job_id for claim in claims],
+                "attempt_ids": [claim.attempt_id for claim in claims],
+                "lease": lease_seconds,
+            },
+        )
+        return {row[0] for row in rows}
 
     def store_plan(self, connection: Connection, claim: Claim, plan: dict[str, Any] | None) -> bool:
         """Keep the plan of the load under way; False when the attempt is stale."""
-        return (
-            connection.execute(
-                self.plane.statement("jobs", "store_plan"),
-                {
-                    "job_id": claim.job_id,
-                    "attempt_id": claim.attempt_id,
-                    "plan": None if plan is None else Jsonb(plan),
-                },
-            ).rowcount
-            == 1
+        return self._write(connection, "jobs", "store_plan", claim, plan=_json(plan))
+
+    def record_progress(
+        self, connection: Connection, claim: Claim, progress: dict[str, Any]
+    ) -> bool:
+        """Say how far the attempt has got; False when it is stale."""
+        return self._write(connection, "jobs", "record_progress", claim, progress=_json(progress))
+
+    def record_action(
+        self, connection: Connection, claim: Claim, action: str, detail: dict[str, Any]
+    ) -> bool:
+        """Keep a step that is done; False when the attempt is stale."""
+        return self._write(
+            connection, "job_actions", "record_action", claim, action=action, detail=_json(detail)
         )
 
     def finish(
@@ -118,16 +131,56 @@ class Jobs:
         result: dict[str, Any] | None = None,
     ) -> bool:
         """Write the terminal state; says whether this attempt was the one to do so."""
+        ending = Ending(claim, status, error, result)
+        return bool(self.finish_many(connection, [ending], actor=actor))
+
+    def finish_many(
+        self, connection: Connection, endings: Sequence[Ending], *, actor: str
+    ) -> set[str]:
+        """Write several terminal states; returns the attempts that were the ones to do so."""
+        rows = connection.execute(
+            self.plane.statement("jobs", "finish_jobs"),
+            {
+                "job_ids": [ending.claim.job_id for ending in endings],
+                "attempt_ids": [ending.claim.attempt_id for ending in endings],
+                "statuses": [ending.status.value for ending in endings],
+                "errors": [ending.error for ending in endings],
+                "results": [_json(ending.result) for ending in endings],
+                "actor": actor,
+            },
+        )
+        return {row[0] for row in rows}
+
+    def give_back(
+        self,
+        connection: Connection,
+        claim: Claim,
+        *,
+        actor: str,
+        error: str | None = None,
+        delay_seconds: float = 0.0,
+    ) -> bool:
+        """Put the job back: after an error, or, without one, because the worker leaves."""
         row = connection.execute(
-            self.plane.statement("jobs", "finish_job"),
+            self.plane.statement("jobs", "give_back_job"),
             {
                 "job_id": claim.job_id,
                 "attempt_id": claim.attempt_id,
-                "status": status.value,
-                "error": error,
-                "result": None if result is None else Jsonb(result),
                 "actor": actor,
+                "error": error,
+                "outcome": "given back" if error is None else "error",
+                "event": "given back" if error is None else "to be retried",
+                "delay": delay_seconds,
+                "channel": self.plane.channel("jobs"),
             },
+        ).fetchone()
+        return row is not None
+
+    def drop_pending(self, connection: Connection, job_id: UUID, actor: str, reason: str) -> bool:
+        """Give up a job that nobody works on."""
+        row = connection.execute(
+            self.plane.statement("jobs", "drop_pending"),
+            {"job_id": job_id, "actor": actor, "reason": reason},
         ).fetchone()
         return row is not None
 
@@ -139,28 +192,6 @@ class Jobs:
         if row is None:
             return None
         return Holder(row[0], row[1], JobStatus(row[2]), *row[3:])
-
-    def list_dead(self, connection: Connection, resource: str | None = None) -> list[DeadAttempt]:
-        rows = connection.execute(
-            self.plane.statement("job_queue", "list_dead"), {"resource": resource}
-        )
-        return [DeadAttempt(*row) for row in rows]
-
-    def reclaim(self, connection: Connection, dead: DeadAttempt, actor: str) -> bool:
-        """Put a dead attempt's job back; False when it turned out not to be dead."""
-        row = connection.execute(
-            self.plane.statement("job_queue", "reclaim"),
-            {"job_id": dead.job_id, "attempt_id": dead.attempt_id, "actor": actor},
-        ).fetchone()
-        return row is not None
-
-    def drop_pending(self, connection: Connection, job_id: UUID, actor: str, reason: str) -> bool:
-        """Give up a job that nobody works on."""
-        row = connection.execute(
-            self.plane.statement("jobs", "drop_pending"),
-            {"job_id": job_id, "actor": actor, "reason": reason},
-        ).fetchone()
-        return row is not None
 
     def next_token(self, connection: Connection) -> int:
         row = connection.execute(
@@ -190,26 +221,105 @@ class Jobs:
         rows = connection.execute(self.plane.statement("job_queue", "live_attempts"), {})
         return {row[0] for row in rows}
 
-    def recent(self, connection: Connection, project: str, kind: str) -> dict[str, RecentJob]:
-        rows = connection.execute(
-            self.plane.statement("jobs", "recent_jobs"), {"project": project, "kind": kind}
-        )
-        return {row[0]: RecentJob(row[0], row[1], JobStatus(row[2]), *row[3:]) for row in rows}
+    def depth(self, connection: Connection) -> int:
+        """How many jobs could be claimed now."""
+        row = connection.execute(self.plane.statement("job_queue", "depth"), {}).fetchone()
+        assert row is not None
+        return int(row[0])
 
-    def last_result(
-        self, connection: Connection, project: str, kind: str, name: str
-    ) -> dict[str, Any]:
-        """What the latest successful job of this name left, or nothing."""
+    def seconds_to_next(
+        self, connection: Connection, *, project: str, kinds: Sequence[str]
+    ) -> float | None:
+        """How long until a waiting job may run; None when none waits."""
         row = connection.execute(
-            self.plane.statement("jobs", "last_result"),
-            {"project": project, "kind": kind, "name": name},
-        ).fetchone()
-        return dict(row[0]) if row and row[0] else {}
-
-    def last_target(self, connection: Connection, project: str, kind: str, name: str) -> str | None:
-        """Where the latest successful job of this name loaded into."""
-        row = connection.execute(
-            self.plane.statement("jobs", "last_target"),
-            {"project": project, "kind": kind, "name": name},
+            self.plane.statement("job_queue", "next_visible"),
+            {"project": project, "kinds": list(kinds)},
         ).fetchone()
         return row[0] if row else None
+
+    def _claim(
+        self,
+        connection: Connection,
+        worker_id: str,
+        pick: str,
+        picked: dict[str, Any],
+        *,
+        lease_seconds: float,
+    ) -> list[Claim]:
+        if lease_seconds <= 0:
+            raise UsageError(
+                f"a lease of {lease_seconds:g} seconds holds nothing", "give a positive duration"
+            )
+        rows = connection.execute(
+            self.plane.claiming(pick),
+            picked
+            | {"worker_id": worker_id, "lease": lease_seconds, "sequence": self.plane.sequence},
+        )
+        return [Claim(*row) for row in rows]
+
+    def _write(
+        self, connection: Connection, table: str, name: str, claim: Claim, **values: Any
+    ) -> bool:
+        """Write for an attempt; False when it is stale."""
+        written = connection.execute(
+            self.plane.statement(table, name),
+            {"job_id": claim.job_id, "attempt_id": claim.attempt_id, **values},
+        )
+        return written.rowcount == 1
+
+    def _submitted_before(
+        self, connection: Connection, request: JobRequest, constraint: str | None
+    ) -> Submission:
+        """A key of this request was there already, or is gone again by now."""
+        if constraint == "jobs_idempotency":
+            return self._repeated(connection, request)
+        if constraint == "job_queue_unique":
+            row = connection.execute(
+                self.plane.statement("job_queue", "find_unique"),
+                {"project": request.project, "unique_key": request.unique_key},
+            ).fetchone()
+            if row is None:
+                raise BusyError(
+                    f"job {request.name} was queued by another, and has just finished", "try again"
+                )
+            return Submission(Submitted.WAITING_ALREADY, row[0])
+        return Submission(Submitted.LOCKED)
+
+    def _repeated(self, connection: Connection, request: JobRequest) -> Submission:
+        row = connection.execute(
+            self.plane.statement("jobs", "find_by_idempotency_key"),
+            {"project": request.project, "idempotency_key": request.idempotency_key},
+        ).fetchone()
+        if row is None:
+            raise BusyError(f"job {request.name} has just been removed from the history", "again")
+        asked = (request.kind, request.name, request.resource, request.payload)
+        if tuple(row[1:]) != asked:
+            raise UsageError(
+                f"the idempotency key {request.idempotency_key!r} was given to job {row[0]}, "
+                f"which asks for something else ({row[1]} {row[2]})",
+                "use a new key for new work",
+            )
+        return Submission(Submitted.REPEATED, row[0])
+
+
+def _json(value: dict[str, Any] | None) -> Jsonb | None:
+    return None if value is None else Jsonb(value)
+
+
+def _parameters(request: JobRequest) -> dict[str, Any]:
+    return {
+        "job_id": new_job_id(),
+        "project": request.project,
+        "kind": request.kind,
+        "name": request.name,
+        "resource": request.resource,
+        "payload": Jsonb(request.payload),
+        "max_attempts": request.max_attempts,
+        "priority": request.priority,
+        "lock_at": request.lock_at.value,
+        "visible_at": request.visible_at,
+        "delay": request.delay_seconds,
+        "unique_key": request.unique_key,
+        "idempotency_key": request.idempotency_key,
+        "retry_of": request.retry_of,
+    }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
 from uuid import UUID
 
 from psycopg import errors as pg
@@ -12,9 +15,17 @@ from psycopg import sql
 from tidegate.errors import DestinationError, TidegateError
 from tidegate.postgres.connect import Connection, first_line
 from tidegate.postgres.identifiers import statement
-from tidegate.sql import migrations, script
+from tidegate.sql import migrations, script, statements
 
 _FOLDER = "control/migrations"
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """Since when no new job is taken in, and by whose word."""
+
+    since: datetime
+    by: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +39,35 @@ class ControlPlane:
     def sequence(self) -> str:
         return sql.Identifier(self.schema, "fence_tokens").as_string(None)
 
-    def statement(self, table: str, name: str) -> sql.Composed:
-        return statement(f"control/{table}", name, schema=sql.Identifier(self.schema))
+    def statement(self, table: str, name: str) -> sql.SQL:
+        return _statement(self.schema, table, name)
+
+    def claiming(self, pick: str) -> sql.SQL:
+        """The claim of the jobs that a statement of job_queue picks."""
+        return _claiming(self.schema, pick)
+
+    def channel(self, subject: str) -> str:
+        """What is listened on to hear of new `jobs` or of `cancels`."""
+        digest = hashlib.sha256(self.schema.encode()).hexdigest()[:8]
+        return f"tidegate_{subject}_{digest}"
+
+    def draining(self, connection: Connection) -> Draining | None:
+        """Since when no new job is taken in; None when they are."""
+        row = connection.execute(self.statement("control_plane", "get_draining"), {}).fetchone()
+        return Draining(*row) if row else None
+
+    def start_draining(self, connection: Connection, actor: str) -> bool:
+        """Take no new jobs in; False when that was so already."""
+        done = connection.execute(
+            self.statement("control_plane", "start_draining"), {"actor": actor}
+        )
+        return done.rowcount == 1
+
+    def stop_draining(self, connection: Connection) -> bool:
+        """Take jobs in again; False when that was so already."""
+        return (
+            connection.execute(self.statement("control_plane", "stop_draining"), {}).rowcount == 1
+        )
 
     def identity(self, connection: Connection) -> UUID:
         row = connection.execute(
@@ -102,3 +140,25 @@ class ControlPlane:
                         schema, sql.Literal(version)
                     )
                 )
+
+
+@cache
+def _statement(schema: str, table: str, name: str) -> sql.SQL:
+    return _written_out(statement(f"control/{table}", name, schema=sql.Identifier(schema)))
+
+
+@cache
+def _claiming(schema: str, pick: str) -> sql.SQL:
+    identifier = sql.Identifier(schema)
+    picked = statement("control/job_queue", pick, schema=identifier)
+    whole = sql.SQL(statements("control/jobs")["claim_jobs"])
+    return _written_out(whole.format(schema=_literal(identifier), picked=picked))
+
+
+def _written_out(composed: sql.Composed) -> sql.SQL:
+    """Text instead of pieces: a worker runs a few statements thousands of times."""
+    return sql.SQL(composed.as_string(None))
+
+
+def _literal(identifier: sql.Identifier) -> sql.SQL:
+    return sql.SQL(identifier.as_string(None).replace("%", "%%"))

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import getpass
 import os
+import platform
 import socket
 import uuid
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from psycopg.types.json import Jsonb
 
 from tidegate.control.plane import ControlPlane
 from tidegate.postgres.connect import Connection
@@ -28,16 +32,50 @@ class Worker:
     lock_key: int
     host: str
     pid: int
+    project: str = ""
+    command: str = "tidegate run"
+    kinds: tuple[str, ...] = ()
+    concurrency: int = 1
 
     @classmethod
-    def of_this_process(cls) -> Worker:
+    def of_this_process(
+        cls,
+        project: str = "",
+        command: str = "tidegate run",
+        kinds: tuple[str, ...] = (),
+        concurrency: int = 1,
+    ) -> Worker:
         identity = uuid.uuid4()
         return cls(
             worker_id=f"{socket.gethostname()}-{os.getpid()}-{identity.hex[:8]}",
             lock_key=identity.int >> 65,
             host=socket.gethostname(),
             pid=os.getpid(),
+            project=project,
+            command=command,
+            kinds=kinds,
+            concurrency=concurrency,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRecord:
+    """A worker as others see it; without its session it is gone."""
+
+    worker_id: str
+    host: str
+    pid: int
+    project: str
+    command: str
+    kinds: list[str]
+    concurrency: int
+    version: str
+    versions: dict[str, str]
+    started_at: datetime
+    beat_at: datetime
+    silence: timedelta
+    jobs: int
+    is_connected: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +84,13 @@ class Workers:
 
     plane: ControlPlane
 
-    def register(self, connection: Connection, worker: Worker, version: str) -> None:
+    def register(
+        self,
+        connection: Connection,
+        worker: Worker,
+        version: str,
+        versions: dict[str, str] | None = None,
+    ) -> None:
         """Lock first, announce second: nobody may ever see the row without the lock."""
         connection.execute("SELECT pg_advisory_lock(%s)", (worker.lock_key,))
         connection.execute(
@@ -57,6 +101,11 @@ class Workers:
                 "pid": worker.pid,
                 "version": version,
                 "lock_key": worker.lock_key,
+                "project": worker.project,
+                "command": worker.command,
+                "kinds": list(worker.kinds),
+                "concurrency": worker.concurrency,
+                "versions": Jsonb({"python": platform.python_version()} | (versions or {})),
             },
         )
 
@@ -65,13 +114,13 @@ class Workers:
         row = connection.execute("SELECT pg_try_advisory_lock(%s)", (worker.lock_key,)).fetchone()
         return bool(row and row[0])
 
-    def beat(self, connection: Connection, worker: Worker) -> None:
-        connection.execute(
-            self.plane.statement("workers", "beat_worker"), {"worker_id": worker.worker_id}
-        )
-
     def forget(self, connection: Connection, worker: Worker) -> None:
         connection.execute(
             self.plane.statement("workers", "forget_worker"), {"worker_id": worker.worker_id}
         )
         connection.execute(self.plane.statement("workers", "prune_workers"), {})
+
+    def list(self, connection: Connection) -> list[WorkerRecord]:
+        """Every worker on the register, the oldest first."""
+        rows = connection.execute(self.plane.statement("workers", "list_workers"), {})
+        return [WorkerRecord(*row) for row in rows]

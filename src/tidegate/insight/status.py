@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from tidegate.control.jobs import Jobs, RecentJob
+from tidegate.control.job_records import JobRecords, RecentJob
 from tidegate.errors import ConnectionFailed, TidegateError
 from tidegate.insight.vacuum import VacuumHolder, find_vacuum_holder
 from tidegate.ledger.watermarks import Watermarks
@@ -118,7 +118,9 @@ def read_status(context: Context, syncs: Iterable[Sync]) -> ProjectStatus:
         try:
             control = sessions.control()
             project = context.settings.project.name
-            jobs = {} if control is None else Jobs(context.plane).recent(control, project, SYNC)
+            jobs = (
+                {} if control is None else JobRecords(context.plane).recent(control, project, SYNC)
+            )
             holder = find_vacuum_holder(sessions.control_database())
         except (TidegateError, psycopg.Error) as error:
             unreachable = _words(error)

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
-from tidegate.control.jobs import Jobs
+from tidegate.control.dead import DeadAttempts
 from tidegate.errors import BusyError, DestinationError, TidegateError, UsageError
 from tidegate.insight.bounding import bound_transaction
 from tidegate.insight.premises import (
@@ -125,7 +125,7 @@ def _no_job(context: Context, project: str | None) -> Iterator[Connection]:
 
 
 def _refuse_live(context: Context, control: Connection, project: str | None) -> None:
-    dead = {one.attempt_id for one in Jobs(context.plane).list_dead(control)}
+    dead = {one.attempt_id for one in DeadAttempts(context.plane).list(control)}
     rows = control.execute(
         context.plane.statement("premises", "list_claimed"), {"project": project}
     )

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 from psycopg import errors as pg
 
-from tidegate.control.jobs import Jobs
+from tidegate.control.job_records import JobRecords
 from tidegate.errors import DeclarationError, UsageError
 from tidegate.insight.carriers import Carriers, with_job
 from tidegate.insight.one_row import (
@@ -255,8 +255,8 @@ class _Explaining:
         control = self.sessions.control()
         if source.cursor is not None or control is None:
             return None
-        jobs = Jobs(self.sessions.context.plane)
-        last = jobs.last_result(control, self.sync.project, SYNC, self.sync.name)
+        records = JobRecords(self.sessions.context.plane)
+        last = records.last_result(control, self.sync.project, SYNC, self.sync.name)
         before = last.get("fingerprints", {}).get(BatchKind.FULL.value, {})
         loaded = (watermark.version, watermark.update_id)
         if (before.get("version"), before.get("update_id")) != loaded:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
+import threading
+import time
 import uuid
 from dataclasses import dataclass
 
 from tidegate.model.batch import Batch
 from tidegate.model.relation import Relation
+
+_making_a_job = threading.Lock()
+_last_job = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +65,16 @@ def load_update_id(
 def new_attempt_id() -> str:
     """A fresh attempt: uuid4 in hex."""
     return uuid.uuid4().hex
+
+
+def new_job_id() -> uuid.UUID:
+    """A fresh job: a version 7 UUID, so that jobs sort in the order in which they were made."""
+    global _last_job
+    with _making_a_job:
+        # 48 bits of milliseconds, and 12 that count on within one of them.
+        _last_job = max(time.time_ns() // 1_000_000 << 12, _last_job + 1)
+        moment = _last_job
+    noise = secrets.randbits(62)
+    return uuid.UUID(
+        int=(moment >> 12) << 80 | 0x7 << 76 | (moment & 0xFFF) << 64 | 0x2 << 62 | noise
+    )

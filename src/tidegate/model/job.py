@@ -14,10 +14,12 @@ VACUUM = "vacuum"
 """the kind of job that removes superseded versions"""
 PUBLISH = "publish"
 """the kind of job that publishes a DataFrame"""
+NOTHING = "noop"
+"""the kind of job that does nothing, to see that workers are there"""
 
 
 class JobStatus(StrEnum):
-    """pending → running → done | failed | cancelled; running → pending when reclaimed."""
+    """pending → running → done | failed | cancelled; running → pending when given back."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -30,16 +32,57 @@ class JobStatus(StrEnum):
         return self in (JobStatus.DONE, JobStatus.FAILED, JobStatus.CANCELLED)
 
 
+class LockAt(StrEnum):
+    """When a job takes its resource: at once, so that a second is refused, or when it starts."""
+
+    SUBMIT = "submit"
+    CLAIM = "claim"
+    NEVER = "never"
+
+
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """Work to be queued; `resource` is locked from the moment of submission."""
+    """Work to be queued.
+
+    Of several with one `unique_key` at most one is unfinished; an `idempotency_key` gives the
+    same job to whoever asks again, however often.
+    """
 
     project: str
     kind: str
     name: str
-    resource: str
+    resource: str | None
     payload: dict[str, Any] = field(default_factory=dict)
     max_attempts: int = 5
+    priority: int = 0
+    lock_at: LockAt = LockAt.SUBMIT
+    visible_at: datetime | None = None
+    delay_seconds: float = 0.0
+    unique_key: str | None = None
+    idempotency_key: str | None = None
+    retry_of: UUID | None = None
+
+
+class Submitted(StrEnum):
+    """What became of a request."""
+
+    QUEUED = "queued"
+    REPEATED = "repeated"
+    """the idempotency key had been used: this is the job it got then"""
+    WAITING_ALREADY = "waiting already"
+    """an unfinished job has the same unique key: this is that job"""
+    LOCKED = "locked"
+    """another job has the resource; nothing was queued"""
+    DRAINING = "draining"
+    """the control plane takes nothing in; nothing was queued"""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """The answer to a request; without a job nothing was changed."""
+
+    outcome: Submitted
+    job_id: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +94,22 @@ class Claim:
     fence: int
     kind: str
     name: str
-    resource: str
+    resource: str | None
     payload: dict[str, Any]
     plan: dict[str, Any] | None
     attempt_count: int
+    error_count: int = 0
+    max_attempts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an attempt wants its job to end."""
+
+    claim: Claim
+    status: JobStatus
+    error: str | None = None
+    result: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidegate.control.jobs import Jobs
+from tidegate.control.job_records import JobRecords
 from tidegate.errors import DeclarationError, TidegateError
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.cursor import CursorType
@@ -69,8 +69,8 @@ def _tables_before(context: Context, control: Connection | None, sync: Sync) -> 
     """Other targets whose ledger still holds a watermark of this sync."""
     endpoints = {sync.target.connection: str(sync.target.relation)}
     if control is not None:
-        jobs = Jobs(context.plane)
-        last = jobs.last_target(control, sync.project, SYNC, sync.name)
+        records = JobRecords(context.plane)
+        last = records.last_target(control, sync.project, SYNC, sync.name)
         if last is not None:
             endpoints.setdefault(Endpoint.parse(last).connection, "")
     found: list[str] = []

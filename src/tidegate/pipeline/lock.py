@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from psycopg import errors as pg
 
+from tidegate.control.dead import DeadAttempts
 from tidegate.control.jobs import Jobs
 from tidegate.errors import ControlMismatch
 from tidegate.ledger.fences import Fence, Fences
@@ -29,7 +30,8 @@ def read_lock(sessions: Sessions, sync: Sync) -> Lock:
     if holder.status is JobStatus.PENDING:
         note = "nobody works on it; the next run takes it up"
         return Lock(resource, free=True, holder=str(holder), note=note)
-    dead = {attempt.attempt_id for attempt in jobs.list_dead(control, resource)}
+    attempts = DeadAttempts(sessions.context.plane).list(control, resource=resource)
+    dead = {attempt.attempt_id for attempt in attempts}
     if holder.attempt_id in dead:
         note = "its process is gone; the next run takes over"
         return Lock(resource, free=True, holder=str(holder), note=note)

@@ -11,7 +11,7 @@ import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
-from tidegate.control.jobs import Jobs
+from tidegate.control.job_records import JobRecords
 from tidegate.destinations import merge
 from tidegate.destinations.apply import Application
 from tidegate.destinations.create import table_parts, version_parts
@@ -253,8 +253,8 @@ class _Planning:
         control = self.sessions.control()
         if control is None:
             return False
-        jobs = Jobs(self.sessions.context.plane)
-        known = jobs.last_result(control, self.sync.project, SYNC, self.sync.name)
+        records = JobRecords(self.sessions.context.plane)
+        known = records.last_result(control, self.sync.project, SYNC, self.sync.name)
         before = known.get("fingerprints", {}).get(batch.kind.value, {})
         if (before.get("version"), before.get("update_id")) != (
             watermark.version,

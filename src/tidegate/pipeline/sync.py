@@ -162,7 +162,7 @@ class SyncWork:
             if batch is None:
                 return False
             plan = self._plan(batch, watermark)
-            self.attempt.store_plan(plan.to_json())
+            self.attempt.store_plan(plan.to_json() | {"final": self._is_final(batch)})
             reach("batch.planned")
             load = Load(
                 context=self.context,
@@ -185,6 +185,12 @@ class SyncWork:
         self.outcome.loads.append(result)
         self.step(result)
         return not batch.is_last
+
+    def _is_final(self, batch: Batch) -> bool:
+        """Whether the job is done once this batch is in, as far as can be told beforehand."""
+        if batch.kind is BatchKind.RANGE:
+            return batch.is_last and self.source.null_policy is not NullPolicy.INCLUDE
+        return batch.kind is BatchKind.NULLS or self.source.cursor is None
 
     def _check_moved(self, plan: LoadPlan) -> None:
         """A marker without its watermark would be met again and again."""

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from tidegate.control.jobs import Jobs
+from tidegate.control.job_records import JobRecords
 from tidegate.destinations import merge
 from tidegate.destinations.target import check_existing, check_present
 from tidegate.ledger.watermarks import Watermarks
@@ -157,8 +157,8 @@ class _Verifying:
         control = self.sessions.control()
         if control is None:
             return {}
-        jobs = Jobs(self.sessions.context.plane)
-        return jobs.last_result(control, self.sync.project, SYNC, self.sync.name)
+        records = JobRecords(self.sessions.context.plane)
+        return records.last_result(control, self.sync.project, SYNC, self.sync.name)
 
     def _nulls_loaded(self, connection: Connection, source: PostgresSource) -> bool:
         """Rows without a cursor count as loaded while they are as the last run left them."""

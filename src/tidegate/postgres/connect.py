@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -65,6 +67,12 @@ def begin_read_only(connection: Connection) -> None:
     connection.execute(
         f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL application_name = '{READER}'"
     )
+
+
+def cut(connection: Connection) -> None:
+    """End a session from another thread, even one whose answer will never come."""
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as own:
+        own.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from tidegate.failpoints import reach
 from tidegate.ledger.fences import Fence, FenceTooLow
 from tidegate.model.job import Claim
 from tidegate.postgres.connect import Connection
-from tidegate.runtime.heartbeat import Heartbeat
+from tidegate.runtime.lease import Lease
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class LiveAttempt:
     jobs: Jobs
     connection: Connection
     claim: Claim
-    heartbeat: Heartbeat
+    lease: Lease
     fence: Fence
     actor: str
 
@@ -32,14 +32,21 @@ class LiveAttempt:
         return self.claim.plan
 
     def store_plan(self, plan: dict[str, Any] | None) -> None:
-        if not self.jobs.store_plan(self.connection, self.claim, plan):
-            raise StaleAttempt(f"the attempt {self.claim.attempt_id} was replaced by another")
+        self._require(self.jobs.store_plan(self.connection, self.claim, plan))
+
+    def record(self, action: str, detail: dict[str, Any]) -> None:
+        """Keep a step that is done, for whoever watches or asks later."""
+        self._require(self.jobs.record_action(self.connection, self.claim, action, detail))
 
     def remaining_seconds(self) -> float:
-        return self.heartbeat.remaining_seconds()
+        return self.lease.remaining_seconds()
 
     def check_alive(self) -> None:
-        self.heartbeat.check_alive()
+        self.lease.check_alive()
+
+    def _require(self, written: bool) -> None:
+        if not written:
+            raise StaleAttempt(f"the attempt {self.claim.attempt_id} was replaced by another")
 
 
 def raise_fence(

@@ -5,19 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
-from tidegate.control.jobs import DeadAttempt, Jobs
-from tidegate.control.workers import Worker, Workers
+from tidegate.control.dead import DeadAttempt
+from tidegate.control.jobs import Jobs
+from tidegate.control.workers import Worker
 from tidegate.destinations.postgres import PostgresDestination
 from tidegate.errors import BusyError
 from tidegate.failpoints import reach
 from tidegate.model.identity import resource_name
-from tidegate.model.job import Claim, JobRequest, JobStatus
+from tidegate.model.job import Claim, JobRequest, JobStatus, Submitted
 from tidegate.model.relation import Endpoint
 from tidegate.pipeline.context import Context
 from tidegate.postgres.catalog import database_identity
 from tidegate.postgres.connect import Connection
+from tidegate.runtime.draining import refuse_draining
+from tidegate.runtime.heartbeat import Heartbeat
+from tidegate.runtime.lease import now
 from tidegate.runtime.reclaim import reclaim_dead
-from tidegate.version import __version__
 
 _SUBMIT_TRIES = 3
 _WAIT = "wait until it has finished, then try again"
@@ -25,11 +28,11 @@ _WAIT = "wait until it has finished, then try again"
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A job of ours; `session` holds the worker's advisory lock for as long as it is open."""
+    """A job of ours; `since` is when its claim was sent, by our own clock."""
 
     claim: Claim
-    worker: Worker
-    session: Connection
+    heartbeat: Heartbeat
+    since: float
 
 
 def table_resource(context: Context, target: Endpoint) -> str:
@@ -38,12 +41,24 @@ def table_resource(context: Context, target: Endpoint) -> str:
         return resource_name(database_identity(connection), target.relation)
 
 
+def open_heartbeat(context: Context, command: str) -> Heartbeat:
+    """The heartbeat of a process that works its own jobs; it joins with the first of them."""
+    settings = context.settings
+    return Heartbeat(
+        context.plane,
+        Worker.of_this_process(settings.project.name, command),
+        lease_seconds=settings.worker.lease_seconds,
+        interval_seconds=settings.worker.heartbeat_seconds,
+    )
+
+
 def claim_table(
     context: Context,
     control: Connection,
     destination: PostgresDestination,
     target: Endpoint,
     request: JobRequest,
+    heartbeat: Heartbeat,
     *,
     actor: str,
     take_over: bool = False,
@@ -53,7 +68,6 @@ def claim_table(
     What a dead process left is freed first. A job that nobody works on is taken up when it asks
     for the same work, so that its stored plan is used again; otherwise it gives way.
     """
-    jobs = Jobs(context.plane)
     control_id = context.control_id()
     if take_over:
         destination.ledger.ensure()
@@ -65,40 +79,56 @@ def claim_table(
             return destination
         return context.destination(Endpoint.parse(dead.payload["target"]))
 
-    reclaim_dead(jobs, control, control_id, destination_of, actor=actor, resource=request.resource)
-    worker = Worker.of_this_process()
-    session = context.plane.connect()
-    try:
-        Workers(context.plane).register(session, worker, __version__)
-        job_id = _submit(jobs, control, request, target, actor)
-        reach("job.submitted")
-        lease = context.settings.worker.lease_seconds
-        claim = jobs.claim(control, worker.worker_id, lease_seconds=lease, job_id=job_id)
-        if claim is None:
-            holder = jobs.holder(control, request.resource)
-            raise BusyError(
-                f"{target} was taken a moment ago by {holder or 'another process'}", _WAIT
-            )
-    except BaseException:
-        session.close()
-        raise
+    reclaim_dead(
+        context.plane, control, control_id, destination_of, actor=actor, resource=request.resource
+    )
+    heartbeat.join()
+    since = now()
+    claim = _submit_and_claim(context, control, heartbeat, request, target, actor)
+    if claim is None:
+        holder = Jobs(context.plane).holder(control, str(request.resource))
+        raise BusyError(f"{target} was taken a moment ago by {holder or 'another process'}", _WAIT)
     reach("job.claimed")
-    return Claimed(claim, worker, session)
+    return Claimed(claim, heartbeat, since)
 
 
-def _submit(
-    jobs: Jobs, control: Connection, request: JobRequest, target: Endpoint, actor: str
-) -> UUID:
+def _submit_and_claim(
+    context: Context,
+    control: Connection,
+    heartbeat: Heartbeat,
+    request: JobRequest,
+    target: Endpoint,
+    actor: str,
+) -> Claim | None:
+    jobs, worker_id = Jobs(context.plane), heartbeat.worker.worker_id
     for _ in range(_SUBMIT_TRIES):
-        job_id = jobs.submit(control, request, actor)
-        if job_id is not None:
-            return job_id
-        holder = jobs.holder(control, request.resource)
-        if holder is None:
+        # In one transaction: no worker sees a job that was never meant for it.
+        with control.transaction():
+            submitted = jobs.submit(control, request, actor, announce=False)
+            if submitted.job_id is not None:
+                reach("job.submitted")
+                return jobs.claim(
+                    control, worker_id, submitted.job_id, lease_seconds=heartbeat.lease_seconds
+                )
+        if submitted.outcome is Submitted.DRAINING:
+            refuse_draining(context.plane, control)
             continue
-        if holder.status is not JobStatus.PENDING:
-            raise BusyError(f"{target} is held by {holder}", _WAIT)
-        if holder.name == request.name and holder.payload == request.payload:
-            return holder.job_id
-        jobs.drop_pending(control, holder.job_id, actor, f"superseded by {actor}: {request.name}")
+        waiting = _waiting_job(jobs, control, request, target, actor)
+        if waiting is not None:
+            return jobs.claim(control, worker_id, waiting, lease_seconds=heartbeat.lease_seconds)
     raise BusyError(f"{target} is wanted by several processes at once", "try again")
+
+
+def _waiting_job(
+    jobs: Jobs, control: Connection, request: JobRequest, target: Endpoint, actor: str
+) -> UUID | None:
+    """The job that has the table and that nobody works on, if it is for the same work."""
+    holder = jobs.holder(control, str(request.resource))
+    if holder is None:
+        return None
+    if holder.status is not JobStatus.PENDING:
+        raise BusyError(f"{target} is held by {holder}", _WAIT)
+    if holder.name == request.name and holder.payload == request.payload:
+        return holder.job_id
+    jobs.drop_pending(control, holder.job_id, actor, f"superseded by {actor}: {request.name}")
+    return None

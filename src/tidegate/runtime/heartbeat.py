@@ -1,111 +1,193 @@
-"""The heartbeat of an attempt: renews its lease, and stops the work before the lease runs out."""
+"""The heartbeat of a process: renews its leases, and gives them up before they run out."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
 
 import psycopg
 import structlog
+from psycopg import sql
 
 from tidegate.control.jobs import Jobs
+from tidegate.control.plane import ControlPlane
 from tidegate.control.workers import Worker, Workers
-from tidegate.errors import StaleAttempt, TidegateError
+from tidegate.errors import TidegateError
 from tidegate.model.job import Claim
-from tidegate.postgres.connect import Connection
+from tidegate.postgres.connect import Connection, cut
+from tidegate.runtime.lease import Lease, Leave, now
+from tidegate.runtime.waker import Waker
+from tidegate.version import __version__
 
 log = structlog.get_logger()
 
 
-def now() -> float:
-    """Seconds that go on while the machine sleeps, as the database's clock does."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 class Heartbeat:
-    """A thread that owns the worker's session: its advisory lock dies with it."""
+    """Owns the worker's session, whose advisory lock says to all that this process is there.
+
+    One thread beats and listens for cancels. Another watches the clock, since a beat over a dead
+    network may hang: it cuts that session, and gives up what it could not renew.
+    """
 
     def __init__(
+        self, plane: ControlPlane, worker: Worker, *, lease_seconds: float, interval_seconds: float
+    ) -> None:
+        self.worker = worker
+        self.lease_seconds = lease_seconds
+        self._plane = plane
+        self._jobs = Jobs(plane)
+        self._interval = interval_seconds
+        # Time enough for one more try after a beat that failed.
+        self._margin = min(interval_seconds, lease_seconds / 3)
+        self._connection: Connection | None = None
+        self._leases: dict[str, Lease] = {}
+        self._lock = threading.Lock()
+        self._joining = threading.Lock()
+        self._beating_since: float | None = None
+        self._stopping = threading.Event()
+        self._locked = False
+        self._waker = Waker()
+        self._threads = [
+            threading.Thread(target=run, name=f"tidegate-{name}", daemon=True)
+            for name, run in (("heartbeat", self._beat_on), ("lease-watch", self._watch))
+        ]
+
+    def __enter__(self) -> Heartbeat:
+        return self
+
+    def join(self) -> None:
+        """Take the place on the register of workers, once, before the first claim."""
+        with self._joining:
+            if self._connection is None:
+                self._connection = self._open(register=True)
+                for thread in self._threads:
+                    thread.start()
+
+    def __exit__(
         self,
-        connection: Connection,
-        jobs: Jobs,
-        worker: Worker,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stopping.set()
+        self._waker.wake()
+        connection = self._connection
+        if connection is not None:
+            for thread in self._threads:
+                thread.join()
+            with suppress(psycopg.Error):
+                Workers(self._plane).forget(connection, self.worker)
+            connection.close()
+        self._waker.close()
+
+    def hold(
+        self,
         claim: Claim,
         *,
-        lease_seconds: float,
-        interval_seconds: float,
+        since: float,
         interrupt: Callable[[], None],
-    ) -> None:
-        self._connection = connection
-        self._jobs = jobs
-        self._worker = worker
-        self._claim = claim
-        self._lease = lease_seconds
-        self._interval = interval_seconds
-        self._interrupt = interrupt
-        self._leased_until = now() + lease_seconds
-        self._stopping = threading.Event()
-        self._stale = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="tidegate-heartbeat", daemon=True)
+        leave: Leave | None = None,
+    ) -> Lease:
+        """Renew an attempt from now on; `since` is when its claim was sent."""
+        lease = Lease(claim, since + self.lease_seconds, interrupt=interrupt, leave=leave)
+        with self._lock:
+            self._leases[claim.attempt_id] = lease
+        return lease
 
-    def start(self) -> None:
-        self._thread.start()
+    def drop(self, lease: Lease) -> None:
+        """An attempt has ended: there is nothing to renew."""
+        with self._lock:
+            self._leases.pop(lease.claim.attempt_id, None)
 
-    def stop(self) -> None:
-        self._stopping.set()
-        self._thread.join()
-
-    @property
-    def connection(self) -> Connection:
-        return self._connection
-
-    def remaining_seconds(self) -> float:
-        """How long the lease surely lasts, counted from before the last beat was sent."""
-        return self._leased_until - now()
-
-    def check_alive(self) -> None:
-        """Raise StaleAttempt when the attempt was replaced or its lease may have run out."""
-        if self._stale.is_set() or self.remaining_seconds() <= 0:
-            raise StaleAttempt(
-                f"the attempt {self._claim.attempt_id} was replaced by another",
-                "this one has published nothing more; see: tidegate status",
-            )
+    def leases(self) -> list[Lease]:
+        """The attempts that are held now."""
+        with self._lock:
+            return list(self._leases.values())
 
     def beat(self) -> None:
         """Renew once; a lost session is opened again, a lost attempt is final."""
-        sent_at = now()
+        leases = [lease for lease in self.leases() if not lease.is_lost]
+        sent_at = self._beating_since = now()
         try:
-            if self._connection.closed:
-                self._rejoin()
-            if self._jobs.beat(self._connection, self._claim, self._lease):
-                self._leased_until = sent_at + self._lease
-                Workers(self._jobs.plane).beat(self._connection, self._worker)
-            else:
-                self._give_up("replaced")
+            if self._connection is None or self._connection.closed:
+                self._connection = self._open(register=False)
+            if not self._locked:
+                # A session of ours that only the server still believes in may have the lock.
+                self._locked = Workers(self._plane).rejoin(self._connection, self.worker)
+            mine = self._jobs.beat(
+                self._connection,
+                self.worker.worker_id,
+                [lease.claim for lease in leases],
+                self.lease_seconds,
+            )
         except (psycopg.Error, TidegateError) as error:
             log.warning("heartbeat_failed", error=str(error).splitlines()[0])
-            self._connection.close()
-            if self.remaining_seconds() < self._interval:
-                self._give_up("lease running out")
+            if self._connection is not None:
+                self._connection.close()
+            return
+        finally:
+            self._beating_since = None
+        for lease in leases:
+            if lease.claim.attempt_id in mine:
+                lease.renew(sent_at + self.lease_seconds)
+            elif lease.claim.attempt_id in {held.claim.attempt_id for held in self.leases()}:
+                # Not one that ended by itself while the beat was on its way.
+                lease.lose("replaced")
 
-    def _loop(self) -> None:
-        while not self._stopping.wait(self._wait_seconds()):
-            if self._stale.is_set():
+    def _beat_on(self) -> None:
+        next_beat = now() + self._interval
+        while not self._stopping.is_set():
+            connection = self._connection
+            lost = connection is None or connection.closed
+            # After a failed beat there is no time to lose.
+            pause = min(self._interval, 1.0) if lost else max(0.0, next_beat - now())
+            heard = self._waker.wait(connection, pause)
+            if self._stopping.is_set():
                 return
-            self.beat()
+            if heard and connection is not None:
+                self._hear(connection)
+            if lost or connection is None or connection.closed or now() >= next_beat:
+                self.beat()
+                next_beat = now() + self._interval
 
-    def _wait_seconds(self) -> float:
-        # After a failed beat there is no time to lose.
-        return min(self._interval, 1.0) if self._connection.closed else self._interval
+    def _hear(self, connection: Connection) -> None:
+        """Cancels arrive between the beats."""
+        try:
+            told = [notify.payload for notify in connection.notifies(timeout=0)]
+        except psycopg.Error as error:
+            log.warning("heartbeat_failed", error=str(error).splitlines()[0])
+            connection.close()
+            return
+        for lease in self.leases():
+            if lease.claim.attempt_id in told:
+                lease.lose("cancelled")
 
-    def _rejoin(self) -> None:
-        self._connection = self._jobs.plane.connect()
-        Workers(self._jobs.plane).rejoin(self._connection, self._worker)
+    def _watch(self) -> None:
+        while not self._stopping.wait(self._until_next_look()):
+            for lease in self.leases():
+                if not lease.is_lost and lease.remaining_seconds() < self._margin:
+                    lease.lose("its lease is running out")
+            since, connection = self._beating_since, self._connection
+            if since is not None and connection is not None and now() - since > self._margin:
+                cut(connection)
 
-    def _give_up(self, why: str) -> None:
-        log.warning(
-            "attempt_lost", job=str(self._claim.job_id), attempt=self._claim.attempt_id, why=why
-        )
-        self._stale.set()
-        self._interrupt()
+    def _until_next_look(self) -> float:
+        running_out = [
+            lease.remaining_seconds() - self._margin for lease in self.leases() if not lease.is_lost
+        ]
+        return max(0.05, min([self._margin / 4, 1.0, *running_out]))
+
+    def _open(self, *, register: bool) -> Connection:
+        connection = self._plane.connect()
+        try:
+            if register:
+                Workers(self._plane).register(connection, self.worker, __version__)
+            self._locked = register
+            channel = sql.Identifier(self._plane.channel("cancels"))
+            connection.execute(sql.SQL("LISTEN {}").format(channel))
+        except BaseException:
+            connection.close()
+            raise
+        return connection

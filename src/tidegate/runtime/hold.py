@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 from tidegate.control.jobs import Jobs
-from tidegate.control.workers import Workers, user_name
+from tidegate.control.workers import user_name
 from tidegate.destinations.postgres import PostgresDestination
 from tidegate.errors import StaleAttempt
 from tidegate.ledger.fences import Fence
@@ -19,8 +19,7 @@ from tidegate.model.relation import Endpoint
 from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.attempt import raise_fence
-from tidegate.runtime.claiming import Claimed, claim_table, table_resource
-from tidegate.runtime.heartbeat import Heartbeat
+from tidegate.runtime.claiming import claim_table, open_heartbeat, table_resource
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,40 +59,20 @@ def hold_table(
         payload={"target": str(target), "command": command},
         max_attempts=1,
     )
-    with context.plane.connect() as control:
+    with context.plane.connect() as control, open_heartbeat(context, command) as heartbeat:
         claimed = claim_table(
-            context, control, destination, target, job, actor=actor, take_over=take_over
+            context, control, destination, target, job, heartbeat, actor=actor, take_over=take_over
         )
         claim = claimed.claim
-        with _beating(context, jobs, claimed) as heartbeat:
-            try:
-                fence = raise_fence(destination, jobs, control, claim, context.control_id())
-                yield Hold(destination, fence, control, heartbeat.check_alive)
-            except BaseException as error:
-                with suppress(psycopg.Error):
-                    jobs.finish(control, claim, JobStatus.FAILED, actor=actor, error=str(error))
-                raise
-            if not jobs.finish(control, claim, JobStatus.DONE, actor=actor, result=result):
-                raise StaleAttempt(f"the attempt {claim.attempt_id} was replaced by another")
-            Workers(context.plane).forget(control, claimed.worker)
-
-
-@contextmanager
-def _beating(context: Context, jobs: Jobs, claimed: Claimed) -> Iterator[Heartbeat]:
-    """Keep the lease up for as long as the work takes."""
-    worker = context.settings.worker
-    heartbeat = Heartbeat(
-        claimed.session,
-        jobs,
-        claimed.worker,
-        claimed.claim,
-        lease_seconds=worker.lease_seconds,
-        interval_seconds=worker.heartbeat_seconds,
-        interrupt=lambda: None,
-    )
-    heartbeat.start()
-    try:
-        yield heartbeat
-    finally:
-        heartbeat.stop()
-        heartbeat.connection.close()
+        lease = heartbeat.hold(claim, since=claimed.since, interrupt=lambda: None)
+        try:
+            fence = raise_fence(destination, jobs, control, claim, context.control_id())
+            yield Hold(destination, fence, control, lease.check_alive)
+        except BaseException as error:
+            with suppress(psycopg.Error):
+                jobs.finish(control, claim, JobStatus.FAILED, actor=actor, error=str(error))
+            raise
+        finally:
+            heartbeat.drop(lease)
+        if not jobs.finish(control, claim, JobStatus.DONE, actor=actor, result=result):
+            raise StaleAttempt(f"the attempt {claim.attempt_id} was replaced by another")

@@ -14,6 +14,7 @@ from tidegate.model.load import LoadResult
 from tidegate.model.sync import Sync
 from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import translate
+from tidegate.runtime.claiming import open_heartbeat
 from tidegate.runtime.runner import Runner, RunOptions, RunReport
 
 log = structlog.get_logger()
@@ -59,8 +60,17 @@ def run_many(
     ended: Callable[[SyncEnd], None] | None = None,
 ) -> ManyReport:
     """Run syncs side by side, at most `concurrency` at once; `ended` is told of each."""
-    runner = Runner(context, step=step)
+    with open_heartbeat(context, "tidegate run") as heartbeat:
+        return _run_all(Runner(context, heartbeat, step=step), syncs, options, concurrency, ended)
 
+
+def _run_all(
+    runner: Runner,
+    syncs: Sequence[Sync],
+    options: RunOptions | None,
+    concurrency: int,
+    ended: Callable[[SyncEnd], None] | None,
+) -> ManyReport:
     def run(sync: Sync) -> SyncEnd:
         try:
             return SyncEnd(sync, report=runner.run(sync, options))

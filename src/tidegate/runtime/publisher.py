@@ -7,6 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tidegate.control.dead import DeadAttempts
 from tidegate.control.jobs import Jobs
 from tidegate.control.workers import user_name
 from tidegate.destinations.postgres import PostgresDestination
@@ -17,7 +18,8 @@ from tidegate.pipeline.context import Context
 from tidegate.pipeline.publish import PublishWork, frame_shape
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.attempt import LiveAttempt
-from tidegate.runtime.claiming import Claimed, claim_table, table_resource
+from tidegate.runtime.claiming import Claimed, claim_table, open_heartbeat, table_resource
+from tidegate.runtime.heartbeat import Heartbeat
 from tidegate.runtime.working import ClaimedWork
 from tidegate.spark.tags import interrupt, work_tag
 
@@ -40,21 +42,22 @@ class Publisher:
     ) -> PublishReport:
         """Return when the rows are in, by us or by another; raise when they are not."""
         context = self._context
+        resource = table_resource(context, publish.target)
         request = JobRequest(
             project=context.settings.project.name,
             kind=PUBLISH,
             name=str(publish.target.relation),
-            resource=table_resource(context, publish.target),
+            resource=resource,
             payload=publish.payload,
             max_attempts=context.settings.worker.max_attempts,
         )
         destination = context.destination(publish.target)
-        with context.plane.connect() as control:
-            if self._is_settled(control, destination, publish, request.resource):
+        with context.plane.connect() as control, open_heartbeat(context, "tg.publish") as beat:
+            if self._is_settled(control, destination, publish, resource):
                 return PublishReport.found(publish.update_id)
             # What is wrong with the DataFrame is said before there is a job.
             frame_shape(frame, publish, destination)
-            claimed = self._claim(control, destination, publish, request, wait_seconds)
+            claimed = self._claim(control, destination, publish, request, beat, wait_seconds)
             if claimed is None:
                 return PublishReport.found(publish.update_id)
             return self._work(frame, publish, destination, control, claimed)
@@ -65,20 +68,28 @@ class Publisher:
         destination: PostgresDestination,
         publish: Publish,
         request: JobRequest,
+        heartbeat: Heartbeat,
         wait_seconds: float,
     ) -> Claimed | None:
         """The table for ourselves; None when another one has published the same meanwhile."""
         deadline = time.monotonic() + wait_seconds
-        while not self._is_settled(control, destination, publish, request.resource):
+        resource = str(request.resource)
+        while not self._is_settled(control, destination, publish, resource):
             try:
-                holder = self._jobs.holder(control, request.resource)
-                if holder is not None and self._is_live(control, holder, request.resource):
+                holder = self._jobs.holder(control, resource)
+                if holder is not None and self._is_live(control, holder, resource):
                     raise BusyError(
                         f"{publish.target} is held by {holder}",
                         "try again when it has finished, or wait longer: wait=…",
                     )
                 return claim_table(
-                    self._context, control, destination, publish.target, request, actor=self._actor
+                    self._context,
+                    control,
+                    destination,
+                    publish.target,
+                    request,
+                    heartbeat,
+                    actor=self._actor,
                 )
             except BusyError:
                 if time.monotonic() >= deadline:
@@ -104,7 +115,8 @@ class Publisher:
         return holder is None or not ours or self._is_live(control, holder, resource)
 
     def _is_live(self, control: Connection, holder: Holder, resource: str) -> bool:
-        dead = {attempt.attempt_id for attempt in self._jobs.list_dead(control, resource)}
+        attempts = DeadAttempts(self._context.plane).list(control, resource=resource)
+        dead = {attempt.attempt_id for attempt in attempts}
         return holder.status is JobStatus.RUNNING and holder.attempt_id not in dead
 
     def _work(

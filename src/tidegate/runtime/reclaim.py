@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 from uuid import UUID, uuid4
 
-from tidegate.control.jobs import DeadAttempt, Jobs
+from tidegate.control.dead import DeadAttempt, DeadAttempts
+from tidegate.control.jobs import Jobs
+from tidegate.control.plane import ControlPlane
 from tidegate.destinations.postgres import PostgresDestination
 from tidegate.ledger.fences import Fence, FenceTooLow
+from tidegate.model.backoff import Backoff
 from tidegate.postgres.connect import Connection
 
 
 def reclaim_dead(
-    jobs: Jobs,
+    plane: ControlPlane,
     connection: Connection,
     control_id: UUID,
     destination_of: Callable[[DeadAttempt], PostgresDestination | None],
@@ -23,16 +28,57 @@ def reclaim_dead(
 ) -> int:
     """Put back the jobs of dead attempts; a wrongly buried one can publish nothing any more."""
     reclaimed = 0
-    for dead in jobs.list_dead(connection, resource):
+    for dead in DeadAttempts(plane).list(connection, resource=resource):
         destination = destination_of(dead)
-        if destination is None:
-            continue
-        token = jobs.next_token(connection)
-        fence = Fence(str(destination.relation), control_id, token, f"sweep-{uuid4().hex}")
-        # Too low means that a newer attempt is there already, so the dead one is fenced out.
-        with suppress(FenceTooLow):
-            destination.raise_fence(fence)
-        if jobs.reclaim(connection, dead, actor):
-            destination.discard(dead.attempt_id)
+        if destination is not None and bury(
+            plane, connection, control_id, destination, dead, actor
+        ):
             reclaimed += 1
     return reclaimed
+
+
+def bury(
+    plane: ControlPlane,
+    connection: Connection,
+    control_id: UUID,
+    destination: PostgresDestination,
+    dead: DeadAttempt,
+    actor: str,
+) -> bool:
+    """Fence one attempt out and put its job back; False when it turned out not to be dead."""
+    fence_out(plane, connection, control_id, destination)
+    taken = DeadAttempts(plane).reclaim(
+        connection,
+        dead,
+        actor,
+        # The first crash costs nothing; a job that kills its workers must not kill them all day.
+        delay_seconds=Backoff().seconds(dead.crash_count, random.random()),
+        published=is_published(destination, dead.plan, dead.payload),
+    )
+    if taken:
+        destination.discard(dead.attempt_id)
+    return taken
+
+
+def fence_out(
+    plane: ControlPlane,
+    connection: Connection,
+    control_id: UUID,
+    destination: PostgresDestination,
+) -> None:
+    """After this no attempt that is at work now can publish into the table."""
+    token = Jobs(plane).next_token(connection)
+    fence = Fence(str(destination.relation), control_id, token, f"sweep-{uuid4().hex}")
+    # Too low means that a newer attempt is there already, so the older ones are fenced out.
+    with suppress(FenceTooLow):
+        destination.raise_fence(fence)
+
+
+def is_published(
+    destination: PostgresDestination, plan: dict[str, Any] | None, payload: dict[str, Any]
+) -> bool:
+    """Whether the last load that a job had to do is in, told under a raised fence."""
+    if plan is not None and plan.get("final"):
+        return destination.exists(str(plan["update_id"]))
+    # Of a DataFrame there is nothing to plan.
+    return "update_id" in payload and destination.exists(str(payload["update_id"]))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 import psycopg
 
+from tidegate.control.job_records import JobRecords
 from tidegate.control.jobs import Jobs
 from tidegate.control.observations import Observations
 from tidegate.control.workers import user_name
-from tidegate.destinations.postgres import PostgresDestination
 from tidegate.model.job import SYNC, JobRequest
 from tidegate.model.load import LoadResult
 from tidegate.model.sync import Sync
@@ -24,6 +26,7 @@ from tidegate.pipeline.sync import SyncOutcome, SyncWork
 from tidegate.postgres.connect import Connection, translate
 from tidegate.runtime.attempt import LiveAttempt
 from tidegate.runtime.claiming import Claimed, claim_table, table_resource
+from tidegate.runtime.heartbeat import Heartbeat
 from tidegate.runtime.working import ClaimedWork
 from tidegate.sources.postgres import PostgresSource
 
@@ -68,48 +71,52 @@ class Runner:
     """Runs syncs in this process, each as a fenced attempt at a job."""
 
     def __init__(
-        self, context: Context, *, step: Callable[[Sync, LoadResult], None] | None = None
+        self,
+        context: Context,
+        heartbeat: Heartbeat,
+        *,
+        step: Callable[[Sync, LoadResult], None] | None = None,
     ) -> None:
         self._context = context
+        self._heartbeat = heartbeat
         self._jobs = Jobs(context.plane)
         self._step = step or (lambda _sync, _load: None)
-        self._actor = f"{user_name()} (tidegate run)"
+        self._actor = f"{user_name()} ({heartbeat.worker.command})"
 
     def run(self, sync: Sync, options: RunOptions | None = None) -> RunReport:
         """Run one sync to its horizon; refuses bad declarations before anything is written."""
+        options = options or RunOptions()
+        with self._sessions(sync) as (source, source_session, control):
+            refuse_moved(self._context, control, sync)
+            claimed = claim_table(
+                self._context,
+                control,
+                self._context.destination(sync.target),
+                sync.target,
+                sync_request(self._context, sync, options),
+                self._heartbeat,
+                actor=self._actor,
+                take_over=options.take_over,
+            )
+            return self._work(sync, options, source, source_session, control, claimed)
+
+    def work(self, sync: Sync, claimed: Claimed, options: RunOptions) -> RunReport:
+        """Work a job that was claimed from the queue; after an error it is put back there."""
+        with self._sessions(sync) as (source, source_session, control):
+            refuse_moved(self._context, control, sync)
+            return self._work(sync, options, source, source_session, control, claimed, retries=True)
+
+    @contextmanager
+    def _sessions(self, sync: Sync) -> Iterator[tuple[PostgresSource, Connection, Connection]]:
+        context = self._context
         try:
-            return self._run(sync, options or RunOptions())
+            with context.databases.connect(sync.source.connection, "tidegate source") as session:
+                source = resolve_source(session, sync)
+                context.control_id()  # so that there is a control plane to connect to
+                with context.plane.connect() as control:
+                    yield source, session, control
         except psycopg.Error as error:
             raise translate(error, f"sync {sync.name}") from error
-
-    def _run(self, sync: Sync, options: RunOptions) -> RunReport:
-        context = self._context
-        with context.databases.connect(sync.source.connection, "tidegate source") as source_session:
-            source = resolve_source(source_session, sync)
-            request = JobRequest(
-                project=sync.project,
-                kind=SYNC,
-                name=sync.name,
-                resource=table_resource(context, sync.target),
-                payload={"target": str(sync.target), "full_refresh": options.full_refresh},
-                max_attempts=context.settings.worker.max_attempts,
-            )
-            destination = context.destination(sync.target)
-            with context.plane.connect() as control:
-                refuse_moved(context, control, sync)
-                claimed = claim_table(
-                    context,
-                    control,
-                    destination,
-                    sync.target,
-                    request,
-                    actor=self._actor,
-                    take_over=options.take_over,
-                )
-                destination.sweep(lambda: self._jobs.live_attempts(control))
-                return self._work(
-                    sync, options, source, source_session, destination, control, claimed
-                )
 
     def _work(
         self,
@@ -117,11 +124,15 @@ class Runner:
         options: RunOptions,
         source: PostgresSource,
         source_session: Connection,
-        destination: PostgresDestination,
         control: Connection,
         claimed: Claimed,
+        *,
+        retries: bool = False,
     ) -> RunReport:
+        destination = self._context.destination(sync.target)
+        destination.sweep(lambda: self._jobs.live_attempts(control))
         outcome = SyncOutcome()
+        records = JobRecords(self._context.plane)
 
         def work(attempt: LiveAttempt) -> dict[str, Any]:
             SyncWork(
@@ -132,12 +143,12 @@ class Runner:
                 destination=destination,
                 attempt=attempt,
                 memory=Observations(self._context.plane, control, sync.pipeline),
-                known_fingerprints=self._jobs.last_result(
-                    control, sync.project, SYNC, sync.name
-                ).get("fingerprints", {}),
+                known_fingerprints=records.last_result(control, sync.project, SYNC, sync.name).get(
+                    "fingerprints", {}
+                ),
                 full_refresh=options.full_refresh,
                 max_batches=options.max_batches,
-                step=lambda load: self._step(sync, load),
+                step=partial(self._loaded, sync, attempt),
                 outcome=outcome,
             ).run()
             return _result(outcome)
@@ -150,8 +161,35 @@ class Runner:
             actor=self._actor,
             what=f"sync {sync.name}",
             interrupt=lambda: self._context.spark.interrupt(claimed.claim.attempt_id),
+            retries=retries,
         ).run(work)
         return RunReport(claimed.claim.job_id, "done" if won else "stale", outcome)
+
+    def _loaded(self, sync: Sync, attempt: LiveAttempt, load: LoadResult) -> None:
+        attempt.record(
+            "load",
+            {
+                "update_id": load.update_id,
+                "batch": str(load.batch),
+                "rows": load.rows,
+                "changed": load.changed,
+                "rejected": load.rejected,
+                "seconds": round(load.seconds, 3),
+            },
+        )
+        self._step(sync, load)
+
+
+def sync_request(context: Context, sync: Sync, options: RunOptions) -> JobRequest:
+    """The job that runs a sync."""
+    return JobRequest(
+        project=sync.project,
+        kind=SYNC,
+        name=sync.name,
+        resource=table_resource(context, sync.target),
+        payload={"target": str(sync.target), "full_refresh": options.full_refresh},
+        max_attempts=context.settings.worker.max_attempts,
+    )
 
 
 def _result(outcome: SyncOutcome) -> dict[str, Any]:

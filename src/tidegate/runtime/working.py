@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
 import structlog
 
 from tidegate.control.jobs import Jobs
-from tidegate.control.workers import Workers
 from tidegate.destinations.postgres import PostgresDestination
 from tidegate.errors import CommitUnknown, StaleAttempt, TidegateError
 from tidegate.failpoints import reach
+from tidegate.model.backoff import Backoff
 from tidegate.model.job import JobStatus
 from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection, translate
 from tidegate.runtime.attempt import LiveAttempt, raise_fence
 from tidegate.runtime.claiming import Claimed
-from tidegate.runtime.heartbeat import Heartbeat
+from tidegate.runtime.lease import Lease
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedWork:
-    """A job of ours, and what it takes to end it well; `interrupt` stops its Spark work."""
+    """A job of ours, and what it takes to end it well; `interrupt` stops its Spark work.
+
+    With `retries` an error puts the job back into the queue, as long as it has attempts left and
+    trying again could help.
+    """
 
     context: Context
     control: Connection
@@ -36,35 +41,31 @@ class ClaimedWork:
     actor: str
     what: str
     interrupt: Callable[[], None]
+    retries: bool = False
+    backoff: Backoff = field(default_factory=Backoff)
 
     def run(self, work: Callable[[LiveAttempt], dict[str, Any]]) -> bool:
         """Do the work as a fenced attempt; False when another attempt took over.
 
         `work` returns what is kept of it in the history.
         """
-        settings, claim = self.context.settings.worker, self.claimed.claim
-        heartbeat = Heartbeat(
-            self.claimed.session,
-            self._jobs,
-            self.claimed.worker,
-            claim,
-            lease_seconds=settings.lease_seconds,
-            interval_seconds=settings.heartbeat_seconds,
-            interrupt=self.interrupt,
+        claim = self.claimed.claim
+        heartbeat = self.claimed.heartbeat
+        lease = heartbeat.hold(
+            claim, since=self.claimed.since, interrupt=self.interrupt, leave=self._leave
         )
-        heartbeat.start()
         try:
             fence = raise_fence(
                 self.destination, self._jobs, self.control, claim, self.context.control_id()
             )
-            attempt = LiveAttempt(self._jobs, self.control, claim, heartbeat, fence, self.actor)
+            attempt = LiveAttempt(self._jobs, self.control, claim, lease, fence, self.actor)
             try:
                 result = work(attempt)
             except Exception:
                 # Interrupted Spark work fails in many ways; the reason is that we were replaced.
-                heartbeat.check_alive()
+                lease.check_alive()
                 raise
-            self._finish(heartbeat, result)
+            self._finish(lease, result)
             return True
         except StaleAttempt as error:
             log.warning(
@@ -85,30 +86,48 @@ class ClaimedWork:
             self._fail(error)
             raise
         finally:
-            heartbeat.stop()
-            heartbeat.connection.close()
+            heartbeat.drop(lease)
 
     @property
     def _jobs(self) -> Jobs:
         return Jobs(self.context.plane)
 
-    def _finish(self, heartbeat: Heartbeat, result: dict[str, Any]) -> None:
+    def _finish(self, lease: Lease, result: dict[str, Any]) -> None:
         claim = self.claimed.claim
-        heartbeat.check_alive()
+        lease.check_alive()
         won = self._jobs.finish(
             self.control, claim, JobStatus.DONE, actor=self.actor, result=result
         )
         if not won:
             raise StaleAttempt(f"the attempt {claim.attempt_id} was replaced by another")
         reach("job.finished")
-        Workers(self.context.plane).forget(self.control, self.claimed.worker)
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: Exception) -> None:
         """Say so in the history; what cannot be said now is found out by the next run."""
         claim = self.claimed.claim
         with suppress(psycopg.Error, TidegateError):
             self.destination.discard(claim.attempt_id)
         with suppress(psycopg.Error):
-            self._jobs.finish(
-                self.control, claim, JobStatus.FAILED, actor=self.actor, error=str(error)
-            )
+            if self.retries and may_be_retried(error, claim.error_count, claim.max_attempts):
+                wait = self.backoff.seconds(claim.error_count + 1, random.random())
+                self._jobs.give_back(
+                    self.control, claim, actor=self.actor, error=str(error), delay_seconds=wait
+                )
+            else:
+                self._jobs.finish(
+                    self.control, claim, JobStatus.FAILED, actor=self.actor, error=str(error)
+                )
+
+    def _leave(self, reason: str) -> None:
+        """Give the job back for another to take up, from whichever thread was told to go.
+
+        A load that is just being published is found published by whoever takes the job up.
+        """
+        with self.context.plane.connect() as control:
+            self._jobs.give_back(control, self.claimed.claim, actor=f"{self.actor}: {reason}")
+
+
+def may_be_retried(error: Exception, error_count: int, max_attempts: int) -> bool:
+    """Whether trying again is allowed, and could help."""
+    permanent = isinstance(error, TidegateError) and error.permanent
+    return not permanent and error_count + 1 < max_attempts

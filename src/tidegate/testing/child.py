@@ -48,6 +48,7 @@ _opened: Any = None
 def _run(opening: Mapping[str, Any], order: Mapping[str, Any]) -> dict[str, Any]:
     global _opened
     from tidegate.project import Project
+    from tidegate.runtime.claiming import open_heartbeat
     from tidegate.runtime.runner import Runner, RunOptions
     from tidegate.testing.warm import stop_predecessor
 
@@ -56,7 +57,9 @@ def _run(opening: Mapping[str, Any], order: Mapping[str, Any]) -> dict[str, Any]
         _opened = Project.open(opening["root"], profile=opening["profile"], **opening["overrides"])
     # Set here because a sync declared in Python has no place in the settings to override.
     sync = replace(_opened.sync(opening["sync"]), batch_rows=opening["batch_rows"])
-    report = Runner(_opened.context).run(sync, RunOptions(full_refresh=order["full_refresh"]))
+    with open_heartbeat(_opened.context, "tidegate prove") as heartbeat:
+        runner = Runner(_opened.context, heartbeat)
+        report = runner.run(sync, RunOptions(full_refresh=order["full_refresh"]))
     return {
         "status": report.status,
         "rows": report.rows,

@@ -1,50 +1,74 @@
 -- jobs(job_id, project, kind, name, resource, payload, plan, status, attempt_id, attempt_count,
 --      crash_count, max_attempts, retry_of, result, error, submitted_by, submitted_at,
---      started_at, finished_at)
+--      started_at, finished_at, priority, error_count, lock_at, unique_key, idempotency_key,
+--      progress, cancel_requested_at, cancel_requested_by)
+-- Rows are locked in one order everywhere, so that nobody deadlocks: job_queue by job_id, then
+-- table_locks by resource, then jobs.
 
 -- name: submit_job
--- A job, its place in the queue, its lock and its audit line; no row when the lock is taken.
+-- A job, its place in the queue, its lock and its audit line; no row when the lock is taken or
+-- nothing is taken in.
 WITH job AS (
     INSERT INTO {schema}.jobs
-        (job_id, project, kind, name, resource, payload, max_attempts, submitted_by)
+        (job_id, project, kind, name, resource, payload, max_attempts, priority, lock_at,
+         unique_key, idempotency_key, retry_of, submitted_by)
     SELECT %(job_id)s, %(project)s, %(kind)s, %(name)s, %(resource)s, %(payload)s,
-           %(max_attempts)s, %(actor)s
-    WHERE NOT EXISTS (SELECT FROM {schema}.table_locks WHERE resource = %(resource)s)
+           %(max_attempts)s, %(priority)s, %(lock_at)s, %(unique_key)s, %(idempotency_key)s,
+           %(retry_of)s, %(actor)s
+    WHERE NOT EXISTS (SELECT FROM {schema}.control_plane WHERE draining_since IS NOT NULL)
+      AND (%(lock_at)s <> 'submit'
+           OR NOT EXISTS (SELECT FROM {schema}.table_locks WHERE resource = %(resource)s))
     RETURNING job_id
 ), queued AS (
-    INSERT INTO {schema}.job_queue (job_id, kind) SELECT job_id, %(kind)s FROM job
+    INSERT INTO {schema}.job_queue
+        (job_id, project, kind, priority, visible_at, unique_key, lock_resource)
+    SELECT job_id, %(project)s, %(kind)s, %(priority)s,
+           coalesce(%(visible_at)s, now() + %(delay)s * interval '1 second'), %(unique_key)s,
+           CASE WHEN %(lock_at)s = 'claim' THEN %(resource)s::text END
+    FROM job
 ), locked AS (
-    INSERT INTO {schema}.table_locks (resource, job_id) SELECT %(resource)s, job_id FROM job
+    INSERT INTO {schema}.table_locks (resource, job_id)
+    SELECT %(resource)s, job_id FROM job WHERE %(lock_at)s = 'submit'
 ), audited AS (
     INSERT INTO {schema}.job_audit (job_id, event, actor) SELECT job_id, 'submitted', %(actor)s
     FROM job
 )
-SELECT job_id FROM job
+SELECT job_id, CASE WHEN %(announce)s THEN pg_notify(%(channel)s, %(project)s) END FROM job
 
--- name: claim_job
--- One job by id, or the most urgent one: a new attempt with a fresh token and lease.
-WITH next AS (
-    SELECT q.job_id
-    FROM {schema}.job_queue q
-    WHERE q.claimed_at IS NULL AND q.visible_at <= now()
-      AND (%(job_id)s::uuid IS NULL OR q.job_id = %(job_id)s)
-    ORDER BY q.priority DESC, q.visible_at
-    LIMIT 1
-    FOR UPDATE SKIP LOCKED
+-- name: find_by_idempotency_key
+-- The job that a key was given to, and what was asked for then.
+SELECT job_id, kind, name, resource, payload FROM {schema}.jobs
+WHERE project = %(project)s AND idempotency_key = %(idempotency_key)s
+
+-- name: claim_jobs
+-- New attempts, each with a fresh token and lease, at the jobs picked from the queue.
+WITH picked AS (
+{picked}
+), locked AS (
+    INSERT INTO {schema}.table_locks (resource, job_id)
+    SELECT DISTINCT ON (lock_resource) lock_resource, job_id
+    FROM picked WHERE lock_resource IS NOT NULL
+    ORDER BY lock_resource, priority DESC, visible_at, job_id
+    ON CONFLICT (resource) DO NOTHING
+    RETURNING job_id
 ), claimed AS (
     UPDATE {schema}.job_queue q
-    SET claimed_at = now(), claimed_by = %(worker_id)s, attempt_id = %(attempt_id)s,
+    SET claimed_at = now(), claimed_by = %(worker_id)s,
+        attempt_id = replace(gen_random_uuid()::text, '-', ''),
         fence = nextval(%(sequence)s::regclass),
         visible_at = now() + %(lease)s * interval '1 second',
         lease_until = now() + %(lease)s * interval '1 second'
-    FROM next WHERE q.job_id = next.job_id
-    RETURNING q.job_id, q.attempt_id, q.fence
+    FROM picked p
+    WHERE q.job_id = p.job_id
+      AND (p.lock_resource IS NULL OR p.job_id IN (SELECT job_id FROM locked))
+    RETURNING q.job_id, q.attempt_id, q.fence, p.priority, p.visible_at
 ), running AS (
     UPDATE {schema}.jobs j
     SET status = 'running', attempt_id = c.attempt_id, attempt_count = j.attempt_count + 1,
         started_at = coalesce(j.started_at, now())
     FROM claimed c WHERE j.job_id = c.job_id
-    RETURNING j.job_id, j.kind, j.name, j.resource, j.payload, j.plan, j.attempt_count
+    RETURNING j.job_id, c.attempt_id, c.fence, j.kind, j.name, j.resource, j.payload, j.plan,
+              j.attempt_count, j.error_count, j.max_attempts, c.priority, c.visible_at
 ), attempted AS (
     INSERT INTO {schema}.job_attempts (attempt_id, job_id, worker_id, fence)
     SELECT attempt_id, job_id, %(worker_id)s, fence FROM claimed
@@ -52,54 +76,162 @@ WITH next AS (
     INSERT INTO {schema}.job_audit (job_id, attempt_id, event, actor)
     SELECT job_id, attempt_id, 'claimed', %(worker_id)s FROM claimed
 )
-SELECT r.job_id, c.attempt_id, c.fence, r.kind, r.name, r.resource, r.payload, r.plan,
-       r.attempt_count
-FROM running r JOIN claimed c USING (job_id)
+SELECT job_id, attempt_id, fence, kind, name, resource, payload, plan, attempt_count, error_count,
+       max_attempts
+FROM running
+ORDER BY priority DESC, visible_at, job_id
 
 -- name: store_plan
 -- The plan a retry of this job will use again; only the current attempt may store it.
 UPDATE {schema}.jobs SET plan = %(plan)s
 WHERE job_id = %(job_id)s AND attempt_id = %(attempt_id)s
 
--- name: finish_job
--- Terminal state, queue row, lock, attempt and audit in one; no row when the attempt is stale.
-WITH finished AS (
-    UPDATE {schema}.jobs
-    SET status = %(status)s, error = %(error)s, result = %(result)s, finished_at = now()
-    WHERE job_id = %(job_id)s AND attempt_id = %(attempt_id)s AND status = 'running'
-    RETURNING job_id
-), unqueued AS (
-    DELETE FROM {schema}.job_queue q USING finished f
-    WHERE q.job_id = f.job_id AND q.attempt_id = %(attempt_id)s
+-- name: record_progress
+-- How far the current attempt has got, for whoever watches.
+UPDATE {schema}.jobs SET progress = %(progress)s
+WHERE job_id = %(job_id)s AND attempt_id = %(attempt_id)s
+
+-- name: finish_jobs
+-- Terminal state, queue row, lock, attempt and audit of each; an attempt that is stale is left out.
+WITH ended AS (
+    SELECT * FROM unnest(%(job_ids)s::uuid[], %(attempt_ids)s::text[], %(statuses)s::text[],
+                         %(errors)s::text[], %(results)s::jsonb[])
+        AS e(job_id, attempt_id, status, error, result)
+), mine AS (
+    SELECT e.* FROM {schema}.job_queue q
+    JOIN ended e ON e.job_id = q.job_id AND e.attempt_id = q.attempt_id
+    ORDER BY q.job_id
+    FOR UPDATE OF q
 ), unlocked AS (
-    DELETE FROM {schema}.table_locks l USING finished f WHERE l.job_id = f.job_id
+    DELETE FROM {schema}.table_locks l USING mine m WHERE l.job_id = m.job_id
+), unqueued AS (
+    DELETE FROM {schema}.job_queue q USING mine m WHERE q.job_id = m.job_id
+), finished AS (
+    UPDATE {schema}.jobs j
+    SET status = m.status, error = m.error, result = m.result, finished_at = now(),
+        error_count = j.error_count + (m.status = 'failed')::int
+    FROM mine m
+    WHERE j.job_id = m.job_id AND j.attempt_id = m.attempt_id AND j.status = 'running'
+    RETURNING j.job_id, m.attempt_id, m.status, m.error
 ), attempted AS (
     UPDATE {schema}.job_attempts a
-    SET finished_at = now(), outcome = %(status)s, error = %(error)s
-    FROM finished f WHERE a.attempt_id = %(attempt_id)s
+    SET finished_at = now(), outcome = f.status, error = f.error
+    FROM finished f WHERE a.attempt_id = f.attempt_id
 ), audited AS (
     INSERT INTO {schema}.job_audit (job_id, attempt_id, event, actor, detail)
-    SELECT job_id, %(attempt_id)s, %(status)s, %(actor)s, %(error)s FROM finished
+    SELECT job_id, attempt_id, status, %(actor)s, error FROM finished
 )
-SELECT job_id FROM finished
+SELECT attempt_id FROM finished
+
+-- name: give_back_job
+-- From running to pending again: after an error, to be tried later, or because the worker leaves.
+WITH mine AS (
+    SELECT q.job_id, q.lock_resource, q.project FROM {schema}.job_queue q
+    WHERE q.job_id = %(job_id)s AND q.attempt_id = %(attempt_id)s
+    FOR UPDATE OF q
+), unlocked AS (
+    DELETE FROM {schema}.table_locks l USING mine m
+    WHERE l.job_id = m.job_id AND m.lock_resource IS NOT NULL
+), requeued AS (
+    UPDATE {schema}.job_queue q
+    SET claimed_at = NULL, claimed_by = NULL, attempt_id = NULL, fence = NULL,
+        lease_until = NULL, visible_at = now() + %(delay)s * interval '1 second'
+    FROM mine m WHERE q.job_id = m.job_id
+), rotated AS (
+    UPDATE {schema}.jobs j
+    SET status = 'pending', attempt_id = NULL, error = %(error)s,
+        error_count = j.error_count + (%(outcome)s = 'error')::int
+    FROM mine m WHERE j.job_id = m.job_id AND j.attempt_id = %(attempt_id)s
+    RETURNING j.job_id
+), attempted AS (
+    UPDATE {schema}.job_attempts a
+    SET finished_at = now(), outcome = %(outcome)s, error = %(error)s
+    FROM rotated r WHERE a.attempt_id = %(attempt_id)s
+), audited AS (
+    INSERT INTO {schema}.job_audit (job_id, attempt_id, event, actor, detail)
+    SELECT job_id, %(attempt_id)s, %(event)s, %(actor)s, %(error)s FROM rotated
+)
+SELECT r.job_id, pg_notify(%(channel)s, m.project) FROM rotated r JOIN mine m USING (job_id)
 
 -- name: drop_pending
--- Give up a job that nobody is working on, in favour of another.
-WITH dropped AS (
-    UPDATE {schema}.jobs j SET status = 'cancelled', error = %(reason)s, finished_at = now()
-    FROM {schema}.job_queue q
-    WHERE j.job_id = %(job_id)s AND q.job_id = j.job_id AND j.status = 'pending'
-      AND q.claimed_at IS NULL
-    RETURNING j.job_id
-), unqueued AS (
-    DELETE FROM {schema}.job_queue q USING dropped d WHERE q.job_id = d.job_id
+-- Give up a job that nobody is working on.
+WITH waiting AS (
+    SELECT job_id FROM {schema}.job_queue
+    WHERE job_id = %(job_id)s AND claimed_at IS NULL
+    FOR UPDATE
 ), unlocked AS (
-    DELETE FROM {schema}.table_locks l USING dropped d WHERE l.job_id = d.job_id
+    DELETE FROM {schema}.table_locks l USING waiting w WHERE l.job_id = w.job_id
+), unqueued AS (
+    DELETE FROM {schema}.job_queue q USING waiting w WHERE q.job_id = w.job_id
+), dropped AS (
+    UPDATE {schema}.jobs j SET status = 'cancelled', error = %(reason)s, finished_at = now()
+    FROM waiting w WHERE j.job_id = w.job_id AND j.status = 'pending'
+    RETURNING j.job_id
 ), audited AS (
     INSERT INTO {schema}.job_audit (job_id, event, actor, detail)
     SELECT job_id, 'cancelled', %(actor)s, %(reason)s FROM dropped
 )
 SELECT job_id FROM dropped
+
+-- name: request_cancel
+-- Take a job away from whoever works on it, without ending it yet: its table stays locked until
+-- the destination knows.
+WITH held AS (
+    SELECT job_id, attempt_id, claimed_by FROM {schema}.job_queue
+    WHERE job_id = %(job_id)s AND claimed_at IS NOT NULL
+    FOR UPDATE
+), rotated_queue AS (
+    UPDATE {schema}.job_queue q
+    SET attempt_id = NULL, lease_until = now() + %(patience)s * interval '1 second'
+    FROM held h WHERE q.job_id = h.job_id
+), rotated AS (
+    UPDATE {schema}.jobs j
+    SET attempt_id = NULL, cancel_requested_at = now(), cancel_requested_by = %(actor)s
+    FROM held h WHERE j.job_id = h.job_id
+    RETURNING j.job_id, j.kind, j.name, j.resource, j.payload, j.plan
+), attempted AS (
+    UPDATE {schema}.job_attempts a SET finished_at = now(), outcome = 'cancelled'
+    FROM held h WHERE a.attempt_id = h.attempt_id
+), audited AS (
+    INSERT INTO {schema}.job_audit (job_id, attempt_id, event, actor)
+    SELECT job_id, attempt_id, 'cancel requested', %(actor)s FROM held
+)
+SELECT r.job_id, h.attempt_id, r.kind, r.name, r.resource, r.payload, r.plan,
+       pg_notify(%(channel)s, coalesce(h.attempt_id, ''))
+FROM rotated r JOIN held h USING (job_id)
+
+-- name: finish_cancel
+-- The destination knows: the job ends, its table is free. No row when another has ended it.
+WITH held AS (
+    SELECT q.job_id FROM {schema}.job_queue q
+    WHERE q.job_id = %(job_id)s AND q.claimed_at IS NOT NULL AND q.attempt_id IS NULL
+    FOR UPDATE OF q
+), unlocked AS (
+    DELETE FROM {schema}.table_locks l USING held h WHERE l.job_id = h.job_id
+), unqueued AS (
+    DELETE FROM {schema}.job_queue q USING held h WHERE q.job_id = h.job_id
+), finished AS (
+    UPDATE {schema}.jobs j
+    SET status = %(status)s, error = %(error)s, result = %(result)s, finished_at = now()
+    FROM held h WHERE j.job_id = h.job_id AND j.status = 'running'
+    RETURNING j.job_id
+), audited AS (
+    INSERT INTO {schema}.job_audit (job_id, event, actor, detail)
+    SELECT job_id, %(status)s, %(actor)s, %(error)s FROM finished
+)
+SELECT job_id FROM finished
+
+-- name: get_job
+-- One job, whole.
+SELECT j.job_id, j.project, j.kind, j.name, j.resource, j.status, j.payload, j.plan, j.progress,
+       j.result, j.error, j.attempt_count, j.error_count, j.crash_count, j.max_attempts,
+       j.priority, j.retry_of, j.submitted_by, j.submitted_at, j.started_at, j.finished_at,
+       j.cancel_requested_at, q.visible_at, q.claimed_at, q.lease_until, q.attempt_id, w.host,
+       w.pid, w.beat_at, j.lock_at, j.unique_key
+FROM {schema}.jobs j
+LEFT JOIN {schema}.job_queue q USING (job_id)
+LEFT JOIN {schema}.workers w ON w.worker_id = q.claimed_by
+WHERE j.job_id = %(job_id)s
 
 -- name: recent_jobs
 -- The latest job of every sync of a project.

@@ -1,0 +1,68 @@
+"""The lease of one attempt, as its holder may count on it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+
+from tidegate.errors import StaleAttempt
+from tidegate.model.job import Claim
+
+log = structlog.get_logger()
+
+Leave = Callable[[str], None]
+"""gives the job back, or ends it, for a process that was told to go"""
+
+
+def now() -> float:
+    """Seconds that go on while the machine sleeps, as the database's clock does."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Lease:
+    """Runs out by this machine's own clock, unless it is renewed or lost before."""
+
+    def __init__(
+        self,
+        claim: Claim,
+        until: float,
+        *,
+        interrupt: Callable[[], None],
+        leave: Leave | None = None,
+    ) -> None:
+        self.claim = claim
+        self.leave = leave
+        self._interrupt = interrupt
+        self._until = until
+        self._lost = threading.Event()
+
+    @property
+    def is_lost(self) -> bool:
+        return self._lost.is_set()
+
+    def remaining_seconds(self) -> float:
+        """How long it surely lasts, counted from before the last beat was sent."""
+        return self._until - now()
+
+    def renew(self, until: float) -> None:
+        self._until = until
+
+    def check_alive(self) -> None:
+        """Raise StaleAttempt when the attempt was replaced or its lease may have run out."""
+        if self.is_lost or self.remaining_seconds() <= 0:
+            raise StaleAttempt(
+                f"the attempt {self.claim.attempt_id} was replaced by another",
+                "this one has published nothing more; see: tidegate status",
+            )
+
+    def lose(self, why: str) -> None:
+        """Write and publish nothing more; the work under way is interrupted."""
+        if self._lost.is_set():
+            return
+        self._lost.set()
+        claim = self.claim
+        log.warning("attempt_lost", job=str(claim.job_id), attempt=claim.attempt_id, why=why)
+        self._interrupt()

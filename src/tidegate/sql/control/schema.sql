@@ -1,0 +1,145 @@
+-- The control plane as all migrations leave it; a test compares the two.
+CREATE TABLE {schema}.schema_migrations (
+    version    int         PRIMARY KEY,
+    applied_at timestamptz NOT NULL DEFAULT now()
+);
+
+-- One row: who this control plane is, and whether it takes new jobs in.
+CREATE TABLE {schema}.control_plane (
+    only_row       boolean     PRIMARY KEY DEFAULT true CHECK (only_row),
+    control_id     uuid        NOT NULL DEFAULT gen_random_uuid(),
+    created_at     timestamptz NOT NULL DEFAULT now(),
+    draining_since timestamptz,
+    draining_by    text
+);
+
+-- Every claim takes the next number; destinations let only the highest they know publish.
+CREATE SEQUENCE {schema}.fence_tokens AS bigint;
+
+-- What was asked for, and how it ended; kept when the work is over.
+CREATE TABLE {schema}.jobs (
+    job_id              uuid        PRIMARY KEY,
+    project             text        NOT NULL,
+    kind                text        NOT NULL,
+    name                text        NOT NULL,
+    resource            text,
+    payload             jsonb       NOT NULL,
+    plan                jsonb,
+    status              text        NOT NULL DEFAULT 'pending'
+                        CHECK (status IN ('pending', 'running', 'done', 'failed', 'cancelled')),
+    attempt_id          text,
+    attempt_count       int         NOT NULL DEFAULT 0,
+    crash_count         int         NOT NULL DEFAULT 0,
+    max_attempts        int         NOT NULL DEFAULT 5 CHECK (max_attempts >= 1),
+    retry_of            uuid,
+    result              jsonb,
+    error               text,
+    submitted_by        text        NOT NULL,
+    submitted_at        timestamptz NOT NULL DEFAULT now(),
+    started_at          timestamptz,
+    finished_at         timestamptz,
+    priority            int         NOT NULL DEFAULT 0,
+    error_count         int         NOT NULL DEFAULT 0,
+    lock_at             text        NOT NULL DEFAULT 'submit'
+                        CHECK (lock_at IN ('submit', 'claim', 'never')),
+    unique_key          text,
+    idempotency_key     text,
+    progress            jsonb,
+    cancel_requested_at timestamptz,
+    cancel_requested_by text,
+    CHECK (lock_at = 'never' OR resource IS NOT NULL)
+) WITH (fillfactor = 80);
+CREATE INDEX jobs_recent ON {schema}.jobs (project, name, submitted_at DESC);
+CREATE UNIQUE INDEX jobs_idempotency ON {schema}.jobs (project, idempotency_key)
+    WHERE idempotency_key IS NOT NULL;
+CREATE INDEX jobs_submitted ON {schema}.jobs (submitted_at);
+
+-- What is still to be done or being done: narrow, and empty when all is done. `lease_until` is in
+-- no index, so that its renewals stay HOT.
+CREATE TABLE {schema}.job_queue (
+    job_id        uuid        PRIMARY KEY REFERENCES {schema}.jobs ON DELETE CASCADE,
+    kind          text        NOT NULL,
+    priority      int         NOT NULL DEFAULT 0,
+    visible_at    timestamptz NOT NULL DEFAULT now(),
+    claimed_at    timestamptz,
+    claimed_by    text,
+    attempt_id    text,
+    fence         bigint,
+    lease_until   timestamptz,
+    project       text        NOT NULL,
+    unique_key    text,
+    lock_resource text
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 200);
+CREATE INDEX job_queue_ready ON {schema}.job_queue (priority DESC, visible_at, job_id)
+    WHERE claimed_at IS NULL;
+CREATE UNIQUE INDEX job_queue_unique ON {schema}.job_queue (project, unique_key)
+    WHERE unique_key IS NOT NULL;
+
+-- One row for every claim, and how it went.
+CREATE TABLE {schema}.job_attempts (
+    attempt_id  text        PRIMARY KEY,
+    job_id      uuid        NOT NULL REFERENCES {schema}.jobs ON DELETE CASCADE,
+    worker_id   text        NOT NULL,
+    fence       bigint      NOT NULL,
+    started_at  timestamptz NOT NULL DEFAULT now(),
+    finished_at timestamptz,
+    outcome     text,
+    error       text
+);
+CREATE INDEX job_attempts_job ON {schema}.job_attempts (job_id);
+
+-- The steps a job has done, in order.
+CREATE TABLE {schema}.job_actions (
+    job_id      uuid        NOT NULL REFERENCES {schema}.jobs ON DELETE CASCADE,
+    position    int         NOT NULL,
+    attempt_id  text        NOT NULL,
+    action      text        NOT NULL,
+    detail      jsonb       NOT NULL,
+    finished_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (job_id, position)
+);
+
+-- One job per resource; the lock lives and dies with its job.
+CREATE TABLE {schema}.table_locks (
+    resource    text        PRIMARY KEY,
+    job_id      uuid        NOT NULL REFERENCES {schema}.jobs ON DELETE CASCADE,
+    acquired_at timestamptz NOT NULL DEFAULT now(),
+    renewed_at  timestamptz NOT NULL DEFAULT now()
+);
+CREATE UNIQUE INDEX table_locks_job ON {schema}.table_locks (job_id);
+
+-- Processes that may hold attempts; whoever's advisory lock is free is gone.
+CREATE TABLE {schema}.workers (
+    worker_id   text        PRIMARY KEY,
+    host        text        NOT NULL,
+    pid         int         NOT NULL,
+    version     text        NOT NULL,
+    lock_key    bigint      NOT NULL,
+    started_at  timestamptz NOT NULL DEFAULT now(),
+    beat_at     timestamptz NOT NULL DEFAULT now(),
+    project     text        NOT NULL DEFAULT '',
+    command     text        NOT NULL DEFAULT 'tidegate run',
+    kinds       text[]      NOT NULL DEFAULT ARRAY[]::text[],
+    concurrency int         NOT NULL DEFAULT 1,
+    versions    jsonb       NOT NULL DEFAULT jsonb_build_object()
+);
+
+-- Who did what to which job; written in the transaction that does it, never changed.
+CREATE TABLE {schema}.job_audit (
+    id         bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    job_id     uuid        NOT NULL,
+    attempt_id text,
+    event      text        NOT NULL,
+    actor      text        NOT NULL,
+    detail     text,
+    at         timestamptz NOT NULL DEFAULT now()
+);
+CREATE INDEX job_audit_job ON {schema}.job_audit (job_id, id);
+
+-- The highest integer cursors seen, and when: what the horizon of an integer cursor rests on.
+CREATE TABLE {schema}.cursor_observations (
+    pipeline    text        NOT NULL,
+    observed_at timestamptz NOT NULL,
+    value       text        NOT NULL,
+    PRIMARY KEY (pipeline, observed_at)
+);
