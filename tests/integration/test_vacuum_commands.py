@@ -32,7 +32,8 @@ def crowded(make_place: MakePlace) -> Place:
     queue = "tidegate_control.job_queue"
     place.control.execute(
         f"ALTER TABLE {queue} SET (autovacuum_enabled = off)",
-        "CREATE TABLE ids AS SELECT gen_random_uuid() AS job_id"
+        "ALTER TABLE tidegate_control.jobs SET (autovacuum_enabled = off)",
+        "CREATE TABLE ids WITH (autovacuum_enabled = off) AS SELECT gen_random_uuid() AS job_id"
         f" FROM generate_series(1, {MANY_DEAD_ROWS + 1})",
         "INSERT INTO tidegate_control.jobs (job_id, project, kind, name, resource, payload,"
         " submitted_by) SELECT job_id, 'shop', 'test', 'x', 'x', '{}', 'test' FROM ids",

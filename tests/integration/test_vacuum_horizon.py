@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,7 @@ from tidegate.insight.vacuum_remarks import remark_on_holder
 from tidegate.model.vacuum_horizon import (
     MANY_TRANSACTIONS,
     HolderKind,
+    VacuumHorizon,
 )
 from tidegate.postgres.connect import begin_read_only, connect
 
@@ -46,9 +48,10 @@ def test_a_snapshot_in_the_same_database_counts(pair: tuple[Database, Database])
         horizon = look(control)
         pid = session.info.backend_pid
         assert horizon.held is not None
-        assert horizon.held.found.startswith(
-            f"process {pid} of postgres (report) from 127.0.0.1, idle in transaction, holds back "
-            f"vacuum, {horizon.holders[0].transactions:,} transactions by now, open since 20"
+        assert re.fullmatch(
+            rf"process {pid} of postgres \(report\) from 127.0.0.1, idle in transaction, "
+            r"holds back vacuum, \d+ transactions? by now, open since 20[-: \d]+",
+            horizon.held.found,
         )
         assert horizon.held.fix == f"end it: SELECT pg_terminate_backend({pid})"
         assert horizon.grant is None
@@ -85,11 +88,16 @@ def test_the_writer_is_named_before_those_whose_snapshots_wait_for_it(
         writer.execute("INSERT INTO t VALUES (0)")
         reader.execute("SELECT 1")
         found = look(control).holders
-        pids = [one.pid for one in found if one.application is None]
-        assert pids == [writer.info.backend_pid, reader.info.backend_pid]
-        assert found[0].transactions == found[1].transactions
+        expected = [writer.info.backend_pid, reader.info.backend_pid]
+        two = [one for one in found if one.pid in expected]
+        assert [one.pid for one in two] == expected
+        assert two[0].transactions == two[1].transactions
         reader.rollback()
         writer.rollback()
+
+
+def prepared(horizon: VacuumHorizon) -> list[str | None]:
+    return [one.name for one in horizon.holders if one.kind is HolderKind.PREPARED]
 
 
 @pytest.mark.parametrize("gid", ["plain", 'it\'s \\ "two"', "a\nb\x1b[2J"])
@@ -104,15 +112,15 @@ def test_a_prepared_transaction_counts_in_its_own_database(
         session.execute("INSERT INTO t VALUES (0)")
         session.execute(sql.SQL("PREPARE TRANSACTION {}").format(gid))
     assert kept_by_vacuum(control) == 0
-    assert look(control).held is None
+    assert prepared(look(control)) == []
     horizon = look(other)
-    assert [(one.kind, one.name) for one in horizon.holders] == [(HolderKind.PREPARED, gid)]
+    assert prepared(horizon) == [gid]
     assert horizon.held is not None
     assert horizon.held.found.isprintable()
     commit, rollback = horizon.held.fix.removeprefix("end it in that database: ").split(" or ")
     assert commit.startswith("COMMIT PREPARED ")
     other.execute(rollback)
-    assert look(other).held is None
+    assert prepared(look(other)) == []
     assert other.value("SELECT count(*) FROM pg_prepared_xacts") == 0
 
 
@@ -126,7 +134,7 @@ def test_a_logical_slot_holds_the_catalogs_and_not_the_queue(
     try:
         assert kept_by_vacuum(control) == 0
         horizon = look(control)
-        assert horizon.held is None
+        assert [one for one in horizon.holders if one.kind is HolderKind.SLOT] == []
         assert [one.name for one in horizon.catalog_holders] == [name]
         remark = horizon.catalogs_held
         assert remark is not None

@@ -12,9 +12,9 @@ from tidegate.pipeline.privileges import quoted
 
 def remark_on_holder(holder: VacuumHolder, grant: str | None = None) -> Remark:
     """Who it is, since when, and how to end it; `grant` is what hides the time, if anything."""
-    held = f"holds back vacuum, {holder.transactions:,} transactions by now"
-    if holder.only_catalogs:
-        held = f"holds back vacuum of the system catalogs, {holder.transactions:,} transactions"
+    what = "vacuum of the system catalogs" if holder.only_catalogs else "vacuum"
+    ending = "" if holder.transactions == 1 else "s"
+    held = f"holds back {what}, {holder.transactions:,} transaction{ending} by now"
     hidden = holder.kind is HolderKind.SESSION and holder.since is None and grant is not None
     since = ""
     if holder.since is not None:

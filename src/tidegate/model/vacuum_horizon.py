@@ -50,8 +50,8 @@ class VacuumHolder:
         """Whether it has held on for too long."""
         if self.seconds is not None:
             return self.seconds >= warning_seconds
-        if self.kind is HolderKind.SLOT and self.state == INACTIVE:
-            return self.transactions > 0  # nobody is there to move it on
+        if self.kind is HolderKind.SLOT and self.state == INACTIVE and not self.only_catalogs:
+            return self.transactions > 0  # its standby is gone, and nobody else moves it on
         return self.transactions >= MANY_TRANSACTIONS
 
 
