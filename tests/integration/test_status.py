@@ -8,7 +8,6 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
@@ -18,7 +17,6 @@ from tidegate.control.workers import Worker, Workers
 from tidegate.errors import TidegateError
 from tidegate.insight import status as status_module
 from tidegate.insight.status import ProjectStatus, State, SyncStatus, read_status
-from tidegate.insight.vacuum import find_vacuum_holder
 from tidegate.model.job import JobRequest
 from tidegate.pipeline.lock import read_lock
 from tidegate.pipeline.sessions import Sessions
@@ -209,37 +207,6 @@ def test_a_wrong_declaration_is_shown_beside_the_others(make_place: Any) -> None
     found = {one.sync: one for one in status_all(place.open()).syncs}
     assert found["orders"].is_well
     assert "cursor nope does not exist" in str(found["other"].problem)
-
-
-def test_the_session_that_holds_back_vacuum_longest_is_found(make_place: Any) -> None:
-    place = make_place(ORDERS)
-    place.source.execute(*CREATE, FILL)
-    with (
-        open_transaction(place.control, "INSERT INTO orders VALUES (11, 1)"),
-        psycopg.connect(place.control.conninfo, application_name="second") as second,
-        place.control.connect() as own,
-    ):
-        second.execute("INSERT INTO orders VALUES (12, 1)")
-        holder = find_vacuum_holder(own, guard_seconds=0)
-        within_a_minute = find_vacuum_holder(own)
-        second.rollback()
-    assert holder is not None
-    assert "late writer" in holder.what
-    assert within_a_minute is None
-
-
-def test_the_holder_of_vacuum_is_part_of_the_status(
-    make_place: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = make_place(ORDERS)
-    place.source.execute(*CREATE, FILL)
-    monkeypatch.setattr(
-        status_module, "find_vacuum_holder", lambda session: find_vacuum_holder(session, 0)
-    )
-    with open_transaction(place.control, "INSERT INTO orders VALUES (11, 1)"):
-        found = status_all(place.open())
-    assert found.vacuum_held_by is not None
-    assert "late writer" in found.vacuum_held_by.what
 
 
 def test_the_table_on_standard_output_names_every_sync(make_project: Any) -> None:

@@ -59,12 +59,11 @@ def status(
                 print_line(f"{one.sync}: {line}")
         if found.control_unreachable:
             print_line(f"control database: {found.control_unreachable}")
-        if found.vacuum_held_by:
-            holder = found.vacuum_held_by
-            print_line(
-                f"control database: {holder.what} has held back vacuum since "
-                f"{_when(holder.since)}; end it, or the job queue grows slow"
-            )
+        horizon = found.vacuum_horizon
+        # The remark on the queue names the holder as well.
+        remark = horizon.queue_crowded or horizon.held
+        if remark is not None:
+            print_line(f"control database: {remark.found}; {remark.fix}")
     if check and not found.is_well:
         raise typer.Exit(1)
 

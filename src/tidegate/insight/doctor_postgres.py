@@ -11,6 +11,8 @@ import psycopg
 
 from tidegate.errors import TidegateError
 from tidegate.insight.doctor_pooler import Pooling, detect_pooling
+from tidegate.insight.doctor_vacuum import check_vacuum
+from tidegate.insight.vacuum_horizon import read_vacuum_horizon
 from tidegate.model.check import Check, Level, fail, ok, warn
 from tidegate.model.relation import Relation
 from tidegate.model.sync import Sync
@@ -97,6 +99,10 @@ def _check_database(context: Context, use: Use) -> list[Check]:
         if use.name == CONTROL:
             schema = context.settings.project.control_schema
             checks.append(_check_schema(f"{name}: schema", connection, schema))
+            if not standby:
+                seconds = context.settings.worker.horizon_warning_seconds
+                horizon = read_vacuum_horizon(connection, context.plane, seconds)
+                checks += check_vacuum(name, horizon)
         if use.sources:
             checks.append(_check_wal_level(name, wal_level))
     return checks

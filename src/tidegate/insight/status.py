@@ -13,13 +13,14 @@ from psycopg import sql
 
 from tidegate.control.job_records import JobRecords, RecentJob
 from tidegate.errors import ConnectionFailed, TidegateError
-from tidegate.insight.vacuum import VacuumHolder, find_vacuum_holder
+from tidegate.insight.vacuum_horizon import read_vacuum_horizon
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.cursor import CursorType
 from tidegate.model.horizon import Horizon
 from tidegate.model.job import SYNC, JobStatus
 from tidegate.model.plan import Lock
 from tidegate.model.sync import Sync
+from tidegate.model.vacuum_horizon import VacuumHorizon
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.changed import refuse_changed
 from tidegate.pipeline.context import Context
@@ -102,7 +103,7 @@ class ProjectStatus:
 
     project: str
     syncs: tuple[SyncStatus, ...]
-    vacuum_held_by: VacuumHolder | None
+    vacuum_horizon: VacuumHorizon
     control_unreachable: str | None
 
     @property
@@ -114,18 +115,22 @@ def read_status(context: Context, syncs: Iterable[Sync]) -> ProjectStatus:
     """Look at every given sync; what cannot be reached is said, not raised."""
     with Sessions(context) as sessions:
         jobs: dict[str, RecentJob] | None = None
-        holder, unreachable = None, None
+        horizon, unreachable = VacuumHorizon(), None
         try:
             control = sessions.control()
             project = context.settings.project.name
             jobs = (
                 {} if control is None else JobRecords(context.plane).recent(control, project, SYNC)
             )
-            holder = find_vacuum_holder(sessions.control_database())
+            horizon = read_vacuum_horizon(
+                sessions.control_database(),
+                context.plane,
+                context.settings.worker.horizon_warning_seconds,
+            )
         except (TidegateError, psycopg.Error) as error:
             unreachable = _words(error)
         found = tuple(_Look(sessions, sync, jobs).status() for sync in syncs)
-    return ProjectStatus(context.settings.project.name, found, holder, unreachable)
+    return ProjectStatus(context.settings.project.name, found, horizon, unreachable)
 
 
 @dataclass(slots=True)

@@ -73,6 +73,7 @@ class WorkerSettings(Section):
     lock_timeout: values.PositiveDuration = "10s"
     max_attempts: values.Attempts = 5
     concurrency: values.Concurrency = 8
+    horizon_warning: values.PositiveDuration = "5 minutes"
 
     @model_validator(mode="after")
     def _heartbeat_fits_lease(self) -> WorkerSettings:
@@ -103,6 +104,11 @@ class WorkerSettings(Section):
     def lock_timeout_seconds(self) -> float:
         """How long a statement waits for a lock."""
         return parse_duration(self.lock_timeout)
+
+    @property
+    def horizon_warning_seconds(self) -> float:
+        """How long something may hold back vacuum in the control database unnoticed."""
+        return parse_duration(self.horizon_warning)
 
 
 class LedgerSettings(Section):
