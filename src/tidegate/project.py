@@ -19,6 +19,7 @@ from tidegate.insight.superseded import (
 )
 from tidegate.insight.watermarks import SyncWatermark
 from tidegate.insight.why import explain_row, find_sync
+from tidegate.kinds import handlers_of
 from tidegate.model.adoption import Adoption, StartingPoint
 from tidegate.model.explanation import Explanation
 from tidegate.model.group import Group
@@ -37,6 +38,8 @@ from tidegate.runtime.hold import hold_table
 from tidegate.runtime.many import ManyReport, SyncEnd, run_many
 from tidegate.runtime.publisher import Publisher
 from tidegate.runtime.runner import Runner, RunOptions, RunReport
+from tidegate.runtime.sweeper import Sweeper, SweepLoop
+from tidegate.runtime.worker import Worker, WorkerOptions
 from tidegate.settings import Settings, find_project, load_settings
 from tidegate.settings.publish import read_publish
 from tidegate.spark.frame import require_frame
@@ -305,6 +308,30 @@ class Project:
             found = remove_superseded(self.context, versions, held.fence, held.check_alive)
             result.update(removed_versions=found.rows, removed_bytes=found.bytes)
             return found
+
+    def worker(
+        self,
+        *,
+        kinds: Sequence[str] = (),
+        concurrency: int | None = None,
+        once: bool = False,
+        burst: bool = False,
+    ) -> Worker:
+        """A worker for this project's queue; `run()` works, `stop()` ends it from elsewhere."""
+        options = WorkerOptions(
+            concurrency=concurrency or self.settings.worker.concurrency, once=once, burst=burst
+        )
+        self.context.control_id()
+        return Worker(self.context, handlers_of(self.context, self.sync, kinds), options)
+
+    def sweep_loop(self, actor: str) -> SweepLoop:
+        """What takes back the jobs of dead workers, for as long as it runs."""
+
+        def targets() -> list[Endpoint]:
+            return [one.target for one in self._all().values() if isinstance(one, Sync)]
+
+        sweeper = Sweeper(self.context, actor=actor, targets=targets)
+        return SweepLoop(sweeper, self.context, self.settings.worker.sweep_seconds)
 
     def close(self) -> None:
         """Stop Spark if this project started it, and close its sessions."""

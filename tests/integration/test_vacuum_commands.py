@@ -37,7 +37,7 @@ def crowded(make_place: MakePlace) -> Place:
         f" FROM generate_series(1, {MANY_DEAD_ROWS + 1})",
         "INSERT INTO tidegate_control.jobs (job_id, project, kind, name, resource, payload,"
         " submitted_by) SELECT job_id, 'shop', 'test', 'x', 'x', '{}', 'test' FROM ids",
-        f"INSERT INTO {queue} (job_id, kind) SELECT job_id, 'test' FROM ids",
+        f"INSERT INTO {queue} (job_id, project, kind) SELECT job_id, 'shop', 'test' FROM ids",
         f"DELETE FROM {queue}",
     )
     return place

@@ -19,10 +19,13 @@ from tidegate.cli import prove as prove_module
 from tidegate.cli import remove as remove_module
 from tidegate.cli import run as run_module
 from tidegate.cli import status as status_module
+from tidegate.cli import sweeper as sweeper_module
+from tidegate.cli import up as up_module
 from tidegate.cli import vacuum as vacuum_module
 from tidegate.cli import verify as verify_module
 from tidegate.cli import watermark as watermark_module
 from tidegate.cli import why as why_module
+from tidegate.cli import worker as worker_module
 from tidegate.cli.options import override_settings
 from tidegate.cli.output import print_error
 from tidegate.errors import TidegateError
@@ -47,6 +50,9 @@ app.command("demo")(demo_module.demo)
 app.command("adopt")(adopt_module.adopt)
 app.command("vacuum")(vacuum_module.vacuum)
 app.command("remove")(remove_module.remove)
+app.command("worker")(worker_module.worker)
+app.command("sweeper")(sweeper_module.sweeper)
+app.command("up")(up_module.up)
 app.add_typer(watermark_module.app, name="watermark")
 app.add_typer(marker_module.app, name="marker")
 app.add_typer(db_module.app, name="db")

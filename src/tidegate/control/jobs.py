@@ -140,21 +140,15 @@ class Jobs:
         """Write several terminal states; returns the attempts that were the ones to do so."""
         rows = connection.execute(
             self.plane.statement("jobs", "finish_jobs"),
-            {
-                "job_ids": [ending.claim.job_id for ending in endings],
-                "attempt_ids": [ending.claim.attempt_id for ending in endings],
-                "statuses": [ending.status.value for ending in endings],
-                "errors": [ending.error for ending in endings],
-                "results": [_json(ending.result) for ending in endings],
-                "actor": actor,
-            },
+            finish_parameters(endings, actor),
         )
         return {row[0] for row in rows}
 
     def give_back(
         self,
         connection: Connection,
-        claim: Claim,
+        job_id: UUID,
+        attempt_id: str,
         *,
         actor: str,
         error: str | None = None,
@@ -164,8 +158,8 @@ class Jobs:
         row = connection.execute(
             self.plane.statement("jobs", "give_back_job"),
             {
-                "job_id": claim.job_id,
-                "attempt_id": claim.attempt_id,
+                "job_id": job_id,
+                "attempt_id": attempt_id,
                 "actor": actor,
                 "error": error,
                 "outcome": "given back" if error is None else "error",
@@ -216,6 +210,13 @@ class Jobs:
         ).fetchone()
         return int(row[0]) if row else None
 
+    def held_by(self, connection: Connection, worker_id: str) -> dict[str, UUID]:
+        """The attempts that a worker holds, whether it knows of them or not, with their jobs."""
+        rows = connection.execute(
+            self.plane.statement("job_queue", "held_by"), {"worker_id": worker_id}
+        )
+        return {row[0]: row[1] for row in rows}
+
     def live_attempts(self, connection: Connection) -> set[str]:
         """Attempts that hold a job now."""
         rows = connection.execute(self.plane.statement("job_queue", "live_attempts"), {})
@@ -246,14 +247,9 @@ class Jobs:
         *,
         lease_seconds: float,
     ) -> list[Claim]:
-        if lease_seconds <= 0:
-            raise UsageError(
-                f"a lease of {lease_seconds:g} seconds holds nothing", "give a positive duration"
-            )
         rows = connection.execute(
             self.plane.claiming(pick),
-            picked
-            | {"worker_id": worker_id, "lease": lease_seconds, "sequence": self.plane.sequence},
+            picked | claim_parameters(self.plane, worker_id, lease_seconds),
         )
         return [Claim(*row) for row in rows]
 
@@ -300,6 +296,29 @@ class Jobs:
                 "use a new key for new work",
             )
         return Submission(Submitted.REPEATED, row[0])
+
+
+def claim_parameters(
+    plane: ControlPlane, worker_id: str, lease_seconds: float
+) -> dict[str, object]:
+    """What every claim needs, whatever it picks."""
+    if lease_seconds <= 0:
+        raise UsageError(
+            f"a lease of {lease_seconds:g} seconds holds nothing", "give a positive duration"
+        )
+    return {"worker_id": worker_id, "lease": lease_seconds, "sequence": plane.sequence}
+
+
+def finish_parameters(endings: Sequence[Ending], actor: str) -> dict[str, object]:
+    """Several endings, column by column."""
+    return {
+        "job_ids": [ending.claim.job_id for ending in endings],
+        "attempt_ids": [ending.claim.attempt_id for ending in endings],
+        "statuses": [ending.status.value for ending in endings],
+        "errors": [ending.error for ending in endings],
+        "results": [_json(ending.result) for ending in endings],
+        "actor": actor,
+    }
 
 
 def _json(value: dict[str, Any] | None) -> Jsonb | None:

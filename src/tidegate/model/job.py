@@ -18,6 +18,11 @@ NOTHING = "noop"
 """the kind of job that does nothing, to see that workers are there"""
 
 
+KINDS = frozenset({SYNC, VACUUM, PUBLISH, NOTHING})
+LOADS = frozenset({SYNC, PUBLISH})
+"""kinds whose work goes on where it stopped, whoever takes it up"""
+
+
 class JobStatus(StrEnum):
     """pending → running → done | failed | cancelled; running → pending when given back."""
 

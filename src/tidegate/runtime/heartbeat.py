@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 
 import psycopg
@@ -22,6 +22,9 @@ from tidegate.runtime.waker import Waker
 from tidegate.version import __version__
 
 log = structlog.get_logger()
+
+# What a session is asked here takes milliseconds.
+_ANSWER_SECONDS = 10.0
 
 
 class Heartbeat:
@@ -45,7 +48,7 @@ class Heartbeat:
         self._leases: dict[str, Lease] = {}
         self._lock = threading.Lock()
         self._joining = threading.Lock()
-        self._beating_since: float | None = None
+        self._awaited: dict[int, tuple[Connection, float]] = {}
         self._stopping = threading.Event()
         self._locked = False
         self._waker = Waker()
@@ -93,7 +96,10 @@ class Heartbeat:
         """Renew an attempt from now on; `since` is when its claim was sent."""
         lease = Lease(claim, since + self.lease_seconds, interrupt=interrupt, leave=leave)
         with self._lock:
+            before = self._leases.get(claim.attempt_id)
             self._leases[claim.attempt_id] = lease
+        if before is not None and before.is_lost:
+            lease.lose("lost before its work began")
         return lease
 
     def drop(self, lease: Lease) -> None:
@@ -106,29 +112,39 @@ class Heartbeat:
         with self._lock:
             return list(self._leases.values())
 
+    @contextmanager
+    def answered_soon(self, connection: Connection) -> Iterator[None]:
+        """Cut a session that does not answer, as over a dead network; the caller then goes on."""
+        with self._lock:
+            self._awaited[id(connection)] = (connection, now() + _ANSWER_SECONDS)
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._awaited[id(connection)]
+
     def beat(self) -> None:
         """Renew once; a lost session is opened again, a lost attempt is final."""
         leases = [lease for lease in self.leases() if not lease.is_lost]
-        sent_at = self._beating_since = now()
+        sent_at = now()
         try:
             if self._connection is None or self._connection.closed:
                 self._connection = self._open(register=False)
-            if not self._locked:
-                # A session of ours that only the server still believes in may have the lock.
-                self._locked = Workers(self._plane).rejoin(self._connection, self.worker)
-            mine = self._jobs.beat(
-                self._connection,
-                self.worker.worker_id,
-                [lease.claim for lease in leases],
-                self.lease_seconds,
-            )
+            with self.answered_soon(self._connection):
+                if not self._locked:
+                    # A session of ours that only the server still believes in may have the lock.
+                    self._locked = Workers(self._plane).rejoin(self._connection, self.worker)
+                mine = self._jobs.beat(
+                    self._connection,
+                    self.worker.worker_id,
+                    [lease.claim for lease in leases],
+                    self.lease_seconds,
+                )
         except (psycopg.Error, TidegateError) as error:
             log.warning("heartbeat_failed", error=str(error).splitlines()[0])
             if self._connection is not None:
                 self._connection.close()
             return
-        finally:
-            self._beating_since = None
         for lease in leases:
             if lease.claim.attempt_id in mine:
                 lease.renew(sent_at + self.lease_seconds)
@@ -169,9 +185,11 @@ class Heartbeat:
             for lease in self.leases():
                 if not lease.is_lost and lease.remaining_seconds() < self._margin:
                     lease.lose("its lease is running out")
-            since, connection = self._beating_since, self._connection
-            if since is not None and connection is not None and now() - since > self._margin:
-                cut(connection)
+            with self._lock:
+                awaited = list(self._awaited.values())
+            for connection, until in awaited:
+                if now() > until:
+                    cut(connection)
 
     def _until_next_look(self) -> float:
         running_out = [

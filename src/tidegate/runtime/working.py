@@ -22,6 +22,7 @@ from tidegate.postgres.connect import Connection, translate
 from tidegate.runtime.attempt import LiveAttempt, raise_fence
 from tidegate.runtime.claiming import Claimed
 from tidegate.runtime.lease import Lease
+from tidegate.runtime.leaving import leave_job
 
 log = structlog.get_logger()
 
@@ -111,7 +112,12 @@ class ClaimedWork:
             if self.retries and may_be_retried(error, claim.error_count, claim.max_attempts):
                 wait = self.backoff.seconds(claim.error_count + 1, random.random())
                 self._jobs.give_back(
-                    self.control, claim, actor=self.actor, error=str(error), delay_seconds=wait
+                    self.control,
+                    claim.job_id,
+                    claim.attempt_id,
+                    actor=self.actor,
+                    error=str(error),
+                    delay_seconds=wait,
                 )
             else:
                 self._jobs.finish(
@@ -119,15 +125,12 @@ class ClaimedWork:
                 )
 
     def _leave(self, reason: str) -> None:
-        """Give the job back for another to take up, from whichever thread was told to go.
-
-        A load that is just being published is found published by whoever takes the job up.
-        """
-        with self.context.plane.connect() as control:
-            self._jobs.give_back(control, self.claimed.claim, actor=f"{self.actor}: {reason}")
+        leave_job(self.context, self.claimed.claim, actor=self.actor, reason=reason)
 
 
 def may_be_retried(error: Exception, error_count: int, max_attempts: int) -> bool:
     """Whether trying again is allowed, and could help."""
+    if isinstance(error, CommitUnknown):
+        return True  # it may be published, so nobody may call it failed
     permanent = isinstance(error, TidegateError) and error.permanent
     return not permanent and error_count + 1 < max_attempts

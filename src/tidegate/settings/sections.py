@@ -74,6 +74,10 @@ class WorkerSettings(Section):
     max_attempts: values.Attempts = 5
     concurrency: values.Concurrency = 8
     horizon_warning: values.PositiveDuration = "5 minutes"
+    poll: values.PositiveDuration = "5s"
+    sweep: values.PositiveDuration = "5s"
+    retry_after: values.PositiveDuration = "5s"
+    retry_at_most: values.PositiveDuration = "10 minutes"
 
     @model_validator(mode="after")
     def _heartbeat_fits_lease(self) -> WorkerSettings:
@@ -94,6 +98,26 @@ class WorkerSettings(Section):
     def heartbeat_seconds(self) -> float:
         """How often the claim is renewed."""
         return parse_duration(self.heartbeat)
+
+    @property
+    def poll_seconds(self) -> float:
+        """How often a worker looks for jobs that nobody announced."""
+        return parse_duration(self.poll)
+
+    @property
+    def sweep_seconds(self) -> float:
+        """How often a worker looks for what the dead have left."""
+        return parse_duration(self.sweep)
+
+    @property
+    def retry_after_seconds(self) -> float:
+        """How long a job waits after its first error; each further one doubles it."""
+        return parse_duration(self.retry_after)
+
+    @property
+    def retry_at_most_seconds(self) -> float:
+        """How long a job waits at most."""
+        return parse_duration(self.retry_at_most)
 
     @property
     def publish_timeout_seconds(self) -> float:

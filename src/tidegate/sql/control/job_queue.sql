@@ -132,6 +132,11 @@ JOIN {schema}.jobs j USING (job_id)
 WHERE q.claimed_at IS NOT NULL AND q.attempt_id IS NULL AND q.lease_until < now()
   AND q.project = %(project)s
 
+-- name: held_by
+-- The attempts of one worker.
+SELECT attempt_id, job_id FROM {schema}.job_queue
+WHERE claimed_by = %(worker_id)s AND attempt_id IS NOT NULL
+
 -- name: live_attempts
 -- Attempts that hold a job.
 SELECT attempt_id FROM {schema}.job_queue WHERE attempt_id IS NOT NULL

@@ -1,0 +1,49 @@
+"""`tidegate sweeper`."""
+
+from __future__ import annotations
+
+import threading
+from typing import Annotated
+
+import typer
+
+from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, open_project
+from tidegate.cli.output import print_json, print_line
+
+
+def sweeper(
+    once: Annotated[bool, typer.Option("--once", help="Sweep once, then end.")] = False,
+    project: ProjectFolder = HERE,
+    profile: Profile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take back the jobs of dead workers, and nothing else.
+
+    Every worker does this too; it is for when workers only live for one job each.
+
+    Example: tidegate sweeper
+    """
+    from tidegate.control.workers import Worker
+    from tidegate.runtime.shutdown import Shutdown
+
+    with open_project(project, profile) as opened:
+        identity = Worker.of_this_process(opened.name, "tidegate sweeper")
+        loop = opened.sweep_loop(identity.worker_id)
+        if once:
+            opened.context.control_id()
+            with opened.context.plane.connect() as control:
+                swept = loop.sweeper.run_once(control, staging=True)
+            if as_json:
+                print_json(swept)
+            else:
+                print_line(
+                    f"{swept.reclaimed} jobs taken back, {swept.cancelled} cancels ended, "
+                    f"{swept.staging} staging tables dropped"
+                )
+            return
+        with Shutdown(lambda _: 0):
+            opened.context.control_id()
+            loop.start()
+            if not as_json:
+                print_line(f"sweeper {identity.worker_id} looks after {opened.name}")
+            threading.Event().wait()

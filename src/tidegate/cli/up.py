@@ -1,0 +1,43 @@
+"""`tidegate up`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from tidegate.cli.options import HERE, Profile, ProjectFolder, given_overrides, open_project
+from tidegate.cli.output import print_line
+
+
+def up(
+    workers: Annotated[int, typer.Option(min=1, max=64, help="How many worker processes.")] = 1,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, max=256, help="How many jobs each works side by side.")
+    ] = None,
+    project: ProjectFolder = HERE,
+    profile: Profile = None,
+) -> None:
+    """Run the project's workers together, and stop them together.
+
+    One that dies is started again; one that dies five times in a row within seconds ends them all.
+
+    Example: tidegate up --workers 2
+    """
+    from tidegate.runtime.supervisor import Supervised, Supervisor
+
+    opened = open_project(project, profile)
+    opened.context.control_id()
+    folder = opened.settings.root
+    opened.close()
+    base = [sys.executable, "-m", "tidegate"]
+    for key, value in given_overrides().items():
+        base += ["--set", f"{key}={value}"]
+    common = ["--project", str(folder), *(["--profile", profile] if profile else [])]
+    command = [*base, "worker", *common]
+    if concurrency:
+        command += ["--concurrency", str(concurrency)]
+    members = [Supervised(f"worker {number}", command) for number in range(1, workers + 1)]
+    print_line(f"{opened.name}: {workers} worker process{'es' if workers > 1 else ''}; Ctrl-C ends")
+    raise typer.Exit(Supervisor(members, say=print_line).run())

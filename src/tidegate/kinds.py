@@ -1,0 +1,104 @@
+"""The kinds of job that a worker of a project can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from tidegate.control.workers import user_name
+from tidegate.errors import UsageError
+from tidegate.insight.superseded import find_versions, remove_superseded
+from tidegate.model.job import SYNC, VACUUM
+from tidegate.model.sync import Sync
+from tidegate.pipeline.context import Context
+from tidegate.runtime.attempt import LiveAttempt
+from tidegate.runtime.claiming import Claimed
+from tidegate.runtime.handlers import (
+    NOTHING_HANDLER,
+    Handler,
+    check_kind,
+    payload_flag,
+    payload_text,
+)
+from tidegate.runtime.runner import Runner, RunOptions
+from tidegate.runtime.working import ClaimedWork
+
+FindSync = Callable[[str], Sync]
+
+
+def handlers_of(
+    context: Context, find_sync: FindSync, kinds: Sequence[str] = ()
+) -> Mapping[str, Handler]:
+    """A handler for each of the given kinds, or for all."""
+    made = {
+        SYNC: Handler(SYNC, check_sync, partial(_work_sync, context, find_sync)),
+        VACUUM: Handler(VACUUM, check_vacuum, partial(_work_vacuum, context, find_sync)),
+        NOTHING_HANDLER.kind: NOTHING_HANDLER,
+    }
+    return {kind: check_kind(kind, made) for kind in kinds} if kinds else made
+
+
+def check_sync(name: str, payload: dict[str, Any]) -> None:
+    """Refuse a payload that no run of a sync could have."""
+    payload_text(name, payload, "target")
+    payload_flag(name, payload, "full_refresh")
+    most = payload.get("max_batches")
+    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
+        raise UsageError(
+            f"the job {name} is malformed: max_batches in its payload is {most!r}",
+            "give a whole number above 0, or leave it out",
+        )
+
+
+def check_vacuum(name: str, payload: dict[str, Any]) -> None:
+    payload_text(name, payload, "target")
+
+
+def _work_sync(context: Context, find_sync: FindSync, claimed: Claimed) -> bool:
+    claim = claimed.claim
+    sync = _declared(find_sync, claim.name, claim.payload)
+    options = RunOptions(
+        full_refresh=payload_flag(claim.name, claim.payload, "full_refresh"),
+        max_batches=claim.payload.get("max_batches"),
+    )
+    report = Runner(context, claimed.heartbeat).work(sync, claimed, options)
+    return report.status == "done"
+
+
+def _work_vacuum(context: Context, find_sync: FindSync, claimed: Claimed) -> bool:
+    sync = _declared(find_sync, claimed.claim.name, claimed.claim.payload)
+
+    def work(attempt: LiveAttempt) -> dict[str, Any]:
+        versions = find_versions(context, sync)
+        if isinstance(versions, str):
+            return {"note": versions}
+        found = remove_superseded(context, versions, attempt.fence, attempt.check_alive)
+        attempt.record("vacuum", {"removed_versions": found.rows, "removed_bytes": found.bytes})
+        return {"removed_versions": found.rows, "removed_bytes": found.bytes}
+
+    with context.plane.connect() as control:
+        return ClaimedWork(
+            context=context,
+            control=control,
+            destination=context.destination(sync.target),
+            claimed=claimed,
+            actor=f"{user_name()} ({claimed.heartbeat.worker.command})",
+            what=f"vacuum of {sync.name}",
+            interrupt=lambda: None,
+            retries=True,
+        ).run(work)
+
+
+def _declared(find_sync: FindSync, name: str, payload: dict[str, Any]) -> Sync:
+    """The sync as it is declared now; its target must be the one that the job has locked."""
+    sync = find_sync(name)
+    if sync.refused is not None:
+        raise sync.refused
+    if str(sync.target) != payload["target"]:
+        raise UsageError(
+            f"sync {name} loads into {sync.target} now; the job was submitted for "
+            f"{payload['target']}",
+            f"submit it again with: tidegate run {name} --queue",
+        )
+    return sync

@@ -1,0 +1,95 @@
+"""Leaving when told to: within two seconds, even while the main thread sits in Spark."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+import structlog
+
+log = structlog.get_logger()
+
+PATIENCE_SECONDS = 2.0
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Shutdown:
+    """A thread that waits for SIGTERM or SIGINT, has the work given back, and ends the process.
+
+    The signal's number reaches it through a socket that the C handler writes to, so no Python
+    code of the main thread has to run for it. A second signal ends the process at once.
+    """
+
+    def __init__(
+        self, leave: Callable[[str], int], *, patience_seconds: float = PATIENCE_SECONDS
+    ) -> None:
+        self._leave = leave
+        self._patience = patience_seconds
+        self._heard, self._told = socket.socketpair()
+        self._told.setblocking(False)
+        self._before: dict[int, object] = {}
+        self._thread = threading.Thread(target=self._watch, name="tidegate-shutdown", daemon=True)
+
+    def __enter__(self) -> Shutdown:
+        signal.set_wakeup_fd(self._told.fileno(), warn_on_full_buffer=False)
+        for number in SIGNALS:
+            self._before[number] = signal.signal(number, lambda *_: None)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        signal.set_wakeup_fd(-1)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._told.send(b"\0")
+        self._thread.join()
+        self._heard.close()
+        self._told.close()
+
+    def _watch(self) -> None:
+        number = self._next()
+        if number is None:
+            return
+        name = signal.Signals(number).name
+        log.warning("worker_told_to_stop", signal=name)
+        threading.Thread(target=self._go, args=(name,), daemon=True).start()
+        self._heard.settimeout(self._patience)
+        try:
+            self._next()
+            log.warning("worker_told_twice")
+        except TimeoutError:
+            log.warning("worker_leaves_work_behind", after_seconds=self._patience)
+        _end(1)
+
+    def _next(self) -> int | None:
+        while True:
+            number = self._heard.recv(1)[0]
+            if number == 0:
+                return None
+            if number in SIGNALS:
+                return number
+
+    def _go(self, name: str) -> None:
+        code = 1
+        try:
+            code = self._leave(f"Worker received {name}")
+        except Exception as error:
+            log.warning("worker_left_untidily", error=f"{type(error).__name__}: {error}")
+        _end(code)
+
+
+def _end(code: int) -> None:
+    """End without waiting for any thread; Spark's JVM goes when its pipe to us closes."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

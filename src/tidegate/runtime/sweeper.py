@@ -1,0 +1,134 @@
+"""The sweeper: takes back what the dead held, ends half-done cancels, removes what is left over."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import psycopg
+import structlog
+
+from tidegate.control.cancels import Cancelling, Cancels
+from tidegate.control.dead import DeadAttempt, DeadAttempts
+from tidegate.control.jobs import Jobs
+from tidegate.errors import TidegateError
+from tidegate.model.relation import Endpoint
+from tidegate.pipeline.context import Context
+from tidegate.postgres.connect import Connection
+from tidegate.runtime.cancel import end_cancel
+from tidegate.runtime.lease import now
+from tidegate.runtime.reclaim import bury
+from tidegate.runtime.targets import destination_of_job
+
+log = structlog.get_logger()
+
+_STAGING_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What one sweep did."""
+
+    reclaimed: int = 0
+    cancelled: int = 0
+    staging: int = 0
+
+
+class Sweeper:
+    """Sweeps for one project; any number may, at the same time, since each row is taken singly."""
+
+    def __init__(
+        self, context: Context, *, actor: str, targets: Callable[[], Iterable[Endpoint]]
+    ) -> None:
+        self._context = context
+        self._actor = actor
+        self._targets = targets
+        self._staging_at = now() + _STAGING_SECONDS * random.random()
+
+    def run_once(self, control: Connection, *, staging: bool = False) -> Swept:
+        """One sweep; a job that cannot be swept is told and does not stop the others."""
+        project = self._context.settings.project.name
+        dead = DeadAttempts(self._context.plane).list(control, project=project)
+        half = Cancels(self._context.plane).list_half_done(control, project)
+        return Swept(
+            sum(self._try(one, partial(self._reclaim, control, one)) for one in dead),
+            sum(self._try(one, partial(self._end_cancel, control, one)) for one in half),
+            self._sweep_staging(control, at_once=staging),
+        )
+
+    def _reclaim(self, control: Connection, dead: DeadAttempt) -> bool:
+        context = self._context
+        destination = destination_of_job(context, dead.kind, dead.payload)
+        if destination is None:
+            return DeadAttempts(context.plane).reclaim(control, dead, self._actor)
+        return bury(context.plane, control, context.control_id(), destination, dead, self._actor)
+
+    def _end_cancel(self, control: Connection, half: Cancelling) -> bool:
+        end_cancel(self._context, control, half, actor=self._actor)
+        return True
+
+    def _try(self, one: DeadAttempt | Cancelling, sweep: Callable[[], bool]) -> bool:
+        try:
+            return sweep()
+        except TidegateError as error:
+            log.warning("job_not_swept", job=str(one.job_id), error=error.message)
+            return False
+
+    def _sweep_staging(self, control: Connection, *, at_once: bool) -> int:
+        """Drop what this control plane's dead attempts staged, now and then."""
+        if now() < self._staging_at and not at_once:
+            return 0
+        self._staging_at = now() + _STAGING_SECONDS
+        jobs, dropped = Jobs(self._context.plane), 0
+        for target in {one.connection: one for one in self._targets()}.values():
+            try:
+                destination = self._context.destination(target)
+                dropped += destination.sweep(lambda: jobs.live_attempts(control))
+            except (TidegateError, psycopg.Error) as error:
+                reason = str(error).splitlines()[0]
+                log.warning("staging_not_swept", connection=target.connection, error=reason)
+        return dropped
+
+
+class SweepLoop:
+    """A thread that sweeps at an interval, over a session of its own."""
+
+    def __init__(self, sweeper: Sweeper, context: Context, interval_seconds: float) -> None:
+        self.sweeper = sweeper
+        self._context = context
+        self._interval = interval_seconds
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tidegate-sweeper", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        control: Connection | None = None
+        while not self._stopping.is_set():
+            try:
+                if control is None or control.closed:
+                    control = self._context.plane.connect()
+                swept = self.sweeper.run_once(control)
+                if swept != Swept():
+                    log.info(
+                        "swept",
+                        reclaimed=swept.reclaimed,
+                        cancelled=swept.cancelled,
+                        staging=swept.staging,
+                    )
+            except (psycopg.Error, TidegateError) as error:
+                log.warning("sweep_failed", error=str(error).splitlines()[0])
+                if control is not None:
+                    control.close()
+            # Not all workers at once.
+            self._stopping.wait(self._interval * random.uniform(0.75, 1.25))
+        if control is not None:
+            control.close()

@@ -1,0 +1,336 @@
+"""A worker: claims jobs, works several at a time, and outlives the database's restarts."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import psycopg
+import structlog
+from psycopg import sql
+
+from tidegate.control.jobs import Jobs
+from tidegate.control.turns import Turn, Turns
+from tidegate.control.workers import Worker as Identity
+from tidegate.control.workers import Workers
+from tidegate.errors import BusyError, TidegateError
+from tidegate.model.backoff import Backoff
+from tidegate.model.job import Claim, Ending, JobStatus
+from tidegate.pipeline.context import Context
+from tidegate.postgres.connect import Connection
+from tidegate.runtime.claiming import Claimed
+from tidegate.runtime.handlers import Handler
+from tidegate.runtime.heartbeat import Heartbeat
+from tidegate.runtime.lease import now
+from tidegate.runtime.leaving import leave_job
+from tidegate.runtime.waker import Waker
+from tidegate.runtime.working import may_be_retried
+
+log = structlog.get_logger()
+
+_LONGEST_WAIT_FOR_DATABASE = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """How a worker works; `once` ends it after one job, `burst` when the queue is empty."""
+
+    concurrency: int = 1
+    once: bool = False
+    burst: bool = False
+
+
+@dataclass(slots=True)
+class Tally:
+    """How the jobs of this worker ended."""
+
+    done: int = 0
+    failed: int = 0
+    retried: int = 0
+    stale: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def count(self, what: str, number: int = 1) -> None:
+        with self._lock:
+            setattr(self, what, getattr(self, what) + number)
+
+    @property
+    def jobs(self) -> int:
+        return self.done + self.failed + self.retried + self.stale
+
+    @property
+    def exit_code(self) -> int:
+        """A stale attempt is no failure: another has the job."""
+        return 1 if self.failed or self.retried else 0
+
+
+class Worker:
+    """One process that takes jobs of some kinds from the queue of one project."""
+
+    def __init__(
+        self, context: Context, handlers: Mapping[str, Handler], options: WorkerOptions
+    ) -> None:
+        self.tally = Tally()
+        settings = context.settings
+        self._context = context
+        self._handlers = handlers
+        self._options = options
+        self._concurrency = 1 if options.once else options.concurrency
+        self._jobs = Jobs(context.plane)
+        kinds = tuple(handlers)
+        self.heartbeat = Heartbeat(
+            context.plane,
+            Identity.of_this_process(
+                settings.project.name, "tidegate worker", kinds, self._concurrency
+            ),
+            lease_seconds=settings.worker.lease_seconds,
+            interval_seconds=settings.worker.heartbeat_seconds,
+        )
+        self._turns = Turns(
+            context.plane,
+            self.heartbeat.worker.worker_id,
+            settings.project.name,
+            kinds,
+            settings.worker.lease_seconds,
+        )
+        self._poll_seconds = settings.worker.poll_seconds
+        self._backoff = Backoff(
+            settings.worker.retry_after_seconds, settings.worker.retry_at_most_seconds
+        )
+        self._waker = Waker()
+        self._stopping = threading.Event()
+        self._claiming = threading.Lock()
+        self._connection: Connection | None = None
+        self._running: set[Future[None]] = set()
+        self._claimed = 0
+
+    def run(self, ready: Callable[[], None] = lambda: None) -> Tally:
+        """Work until told to stop, or until there is nothing more to do."""
+        with self.heartbeat, ThreadPoolExecutor(self._concurrency, "tidegate-job") as pool:
+            self._reach_database(self.heartbeat.join)
+            self._reach_database(self._listen)
+            ready()
+            try:
+                self._work(pool)
+            finally:
+                self._stopping.set()
+        if self._connection is not None:
+            self._connection.close()
+        self._waker.close()
+        return self.tally
+
+    def stop(self) -> None:
+        """Claim nothing more and end when what runs has ended."""
+        self._stopping.set()
+        self._waker.wake()
+
+    def leave(self, reason: str) -> int:
+        """Give back or end what is being worked on, now; returns the process's exit code."""
+        self._stopping.set()
+        # A claim that is on its way would be left behind.
+        self._claiming.acquire(timeout=0.5)
+        leases = [lease for lease in self.heartbeat.leases() if lease.leave is not None]
+        with ThreadPoolExecutor(max(1, len(leases))) as pool:
+            list(pool.map(lambda lease: lease.leave and lease.leave(reason), leases))
+        with suppress(psycopg.Error, TidegateError), self._context.plane.connect() as control:
+            Workers(self._context.plane).forget(control, self.heartbeat.worker)
+        return 1 if leases else self.tally.exit_code
+
+    def _work(self, pool: ThreadPoolExecutor) -> None:
+        endings: list[Ending] = []
+        while True:
+            self._running = {future for future in self._running if not future.done()}
+            limit = self._free_places()
+            if not limit and not endings and (self._options.once or self._stopping.is_set()):
+                if not self._running:
+                    return
+                self._waker.wait(None, self._poll_seconds)
+                continue
+            since = now()
+            turn = self._take_turn(endings, limit)
+            if turn is None:
+                continue
+            endings = self._start(turn, since, pool)
+            if turn.claims or endings:
+                continue
+            if not self._running and (self._options.burst or self._options.once):
+                return
+            self._wait()
+
+    def _free_places(self) -> int:
+        if self._stopping.is_set() or (self._options.once and self._claimed):
+            return 0
+        return self._concurrency - len(self._running)
+
+    def _take_turn(self, endings: list[Ending], limit: int) -> Turn | None:
+        """Finish and claim; None when the database was gone meanwhile, to be tried again."""
+        try:
+            connection = self._connection
+            if connection is None or connection.closed:
+                self._listen()
+                connection = self._connection
+                assert connection is not None
+            with self._claiming, self.heartbeat.answered_soon(connection):
+                turn = self._turns.take(connection, endings, limit)
+        except (psycopg.Error, TidegateError) as error:
+            self._lost_database(error)
+            self._reach_database(self._listen)
+            return None
+        lost = {ending.claim.attempt_id for ending in endings} - turn.won
+        for ending in endings:
+            if ending.claim.attempt_id in lost:
+                _log_stale(ending.claim)
+        self.tally.count("stale", len(lost))
+        self.tally.count("done", len(endings) - len(lost))
+        self._claimed += len(turn.claims)
+        return turn
+
+    def _start(self, turn: Turn, since: float, pool: ThreadPoolExecutor) -> list[Ending]:
+        """Put the long ones to threads, do the quick ones here; returns how those ended."""
+        endings: list[Ending] = []
+        for claim in turn.claims:
+            handler = self._handlers[claim.kind]
+            if handler.quick is not None:
+                endings.append(Ending(claim, JobStatus.DONE, result=handler.quick(claim)))
+                continue
+            # Held before its thread starts, so that a shutdown finds it.
+            self.heartbeat.hold(
+                claim,
+                since=since,
+                interrupt=lambda: None,
+                leave=lambda reason, claim=claim: self._give_back(claim, reason),  # type: ignore[misc]
+            )
+            future = pool.submit(self._run_job, handler, Claimed(claim, self.heartbeat, since))
+            self._running.add(future)
+            future.add_done_callback(lambda _: self._waker.wake())
+        return endings
+
+    def _run_job(self, handler: Handler, claimed: Claimed) -> None:
+        claim = claimed.claim
+        log.info("job_started", job=str(claim.job_id), kind=claim.kind, name=claim.name)
+        began = now()
+        try:
+            handler.check(claim.name, claim.payload)
+            assert handler.work is not None
+            won = handler.work(claimed)
+        except Exception as error:
+            self._settle(claim, error)
+            return
+        finally:
+            for lease in self.heartbeat.leases():
+                if lease.claim is claim:
+                    self.heartbeat.drop(lease)
+        self.tally.count("done" if won else "stale")
+        if won:
+            seconds = round(now() - began, 3)
+            log.info("job_done", job=str(claim.job_id), name=claim.name, seconds=seconds)
+
+    def _settle(self, claim: Claim, error: Exception) -> None:
+        """What the work could not end itself, because it failed before it began, is ended here."""
+        retry = may_be_retried(error, claim.error_count, claim.max_attempts)
+        self.tally.count("retried" if retry else "failed")
+        log.error(
+            "job_to_be_retried" if retry else "job_failed",
+            job=str(claim.job_id),
+            kind=claim.kind,
+            name=claim.name,
+            error=_words(error),
+        )
+        with suppress(psycopg.Error, TidegateError), self._context.plane.connect() as control:
+            if retry:
+                # A table in use will be free soon, and says nothing against the job.
+                busy = isinstance(error, BusyError)
+                failures = 1 if busy else claim.error_count + 1
+                self._jobs.give_back(
+                    control,
+                    claim.job_id,
+                    claim.attempt_id,
+                    actor=self._turns.worker_id,
+                    error=_words(error),
+                    delay_seconds=self._backoff.seconds(failures, random.random()),
+                )
+            else:
+                self._jobs.finish(
+                    control,
+                    claim,
+                    JobStatus.FAILED,
+                    actor=self._turns.worker_id,
+                    error=_words(error),
+                )
+
+    def _give_back(self, claim: Claim, reason: str) -> None:
+        leave_job(self._context, claim, actor=self._turns.worker_id, reason=reason)
+
+    def _wait(self) -> None:
+        """Until a job is announced, one ends, one's time comes, or it is time to look again."""
+        connection = self._connection
+        try:
+            seconds = self._poll_seconds
+            if connection is not None and self._free_places():
+                with self.heartbeat.answered_soon(connection):
+                    soon = self._jobs.seconds_to_next(
+                        connection, project=self._turns.project, kinds=self._turns.kinds
+                    )
+                # One whose time has come and that was not claimed waits for a lock.
+                if soon is not None and soon > 0:
+                    seconds = min(seconds, soon)
+            if self._waker.wait(connection, seconds) and connection is not None:
+                for _ in connection.notifies(timeout=0):
+                    pass
+        except psycopg.Error as error:
+            self._lost_database(error)
+            self._reach_database(self._listen)
+
+    def _listen(self) -> None:
+        connection = self._context.plane.connect()
+        connection.prepare_threshold = 3
+        channel = sql.Identifier(self._context.plane.channel("jobs"))
+        connection.execute(sql.SQL("LISTEN {}").format(channel))
+        self._connection = connection
+        self._give_back_unknown(connection)
+
+    def _give_back_unknown(self, connection: Connection) -> None:
+        """A claim whose answer was lost with its session is held by us, and nobody works on it."""
+        held = self._jobs.held_by(connection, self._turns.worker_id)
+        known = {lease.claim.attempt_id for lease in self.heartbeat.leases()}
+        for attempt_id, job_id in held.items():
+            if attempt_id not in known:
+                self._jobs.give_back(
+                    connection, job_id, attempt_id, actor=f"{self._turns.worker_id}: answer lost"
+                )
+
+    def _lost_database(self, error: Exception) -> None:
+        log.warning("control_database_lost", error=str(error).splitlines()[0])
+        if self._connection is not None:
+            self._connection.close()
+
+    def _reach_database(self, attempt: Callable[[], None]) -> None:
+        """Try until it succeeds or the worker is told to stop."""
+        pause = 0.1
+        while not self._stopping.is_set():
+            try:
+                attempt()
+                return
+            except (psycopg.Error, TidegateError) as error:
+                if isinstance(error, TidegateError) and not error.transient:
+                    raise
+                log.warning(
+                    "control_database_unreachable",
+                    error=str(error).splitlines()[0],
+                    retry_in_seconds=pause,
+                )
+            self._stopping.wait(pause)
+            pause = min(pause * 2, _LONGEST_WAIT_FOR_DATABASE)
+
+
+def _words(error: Exception) -> str:
+    """What went wrong; an error that is not ours is named by its type, too."""
+    return str(error) if isinstance(error, TidegateError) else f"{type(error).__name__}: {error}"
+
+
+def _log_stale(claim: Claim) -> None:
+    log.warning("writeback_stale_attempt", job=str(claim.job_id), attempt=claim.attempt_id)
