@@ -47,10 +47,12 @@ class DeadAttempts:
         *,
         delay_seconds: float = 0.0,
         published: bool = False,
+        last: bool = False,
     ) -> bool:
         """Put a dead attempt's job back; False when it turned out not to be dead.
 
-        A job that has used up its attempts ends: as done when what it was at is `published`.
+        A job that has used up its attempts, or whose attempt was the `last` that there can be,
+        ends: as done when what it was at is `published`.
         """
         row = connection.execute(
             self.plane.statement("job_queue", "reclaim"),
@@ -60,6 +62,7 @@ class DeadAttempts:
                 "actor": actor,
                 "delay": delay_seconds,
                 "published": published,
+                "last": last,
                 "channel": self.plane.channel("jobs"),
             },
         ).fetchone()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import metadata
 from types import TracebackType
 
 import psycopg
@@ -201,7 +202,7 @@ class Heartbeat:
         connection = self._plane.connect()
         try:
             if register:
-                Workers(self._plane).register(connection, self.worker, __version__)
+                Workers(self._plane).register(connection, self.worker, __version__, _versions())
             self._locked = register
             channel = sql.Identifier(self._plane.channel("cancels"))
             connection.execute(sql.SQL("LISTEN {}").format(channel))
@@ -209,3 +210,12 @@ class Heartbeat:
             connection.close()
             raise
         return connection
+
+
+def _versions() -> dict[str, str]:
+    """What else a worker runs with, for whoever compares two of them."""
+    found = {}
+    for name in ("pyspark", "psycopg"):
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

@@ -14,6 +14,7 @@ from tidegate.control.plane import ControlPlane
 from tidegate.destinations.postgres import PostgresDestination
 from tidegate.ledger.fences import Fence, FenceTooLow
 from tidegate.model.backoff import Backoff
+from tidegate.model.job import PUBLISH
 from tidegate.postgres.connect import Connection
 
 
@@ -54,6 +55,8 @@ def bury(
         # The first crash costs nothing; a job that kills its workers must not kill them all day.
         delay_seconds=Backoff().seconds(dead.crash_count, random.random()),
         published=is_published(destination, dead.plan, dead.payload),
+        # Its DataFrame died with its process; as a waiting job it would only block the table.
+        last=dead.kind == PUBLISH,
     )
     if taken:
         destination.discard(dead.attempt_id)

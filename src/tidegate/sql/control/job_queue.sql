@@ -88,7 +88,7 @@ WHERE q.claimed_at IS NOT NULL AND q.attempt_id IS NOT NULL
 -- Take a job from an attempt whose lease ran out or whose worker is gone.
 WITH dead AS (
     SELECT q.job_id, q.attempt_id, q.lock_resource, q.project,
-           j.crash_count + 1 >= j.max_attempts AS exhausted
+           %(last)s OR j.crash_count + 1 >= j.max_attempts AS exhausted
     FROM {schema}.job_queue q
     JOIN {schema}.jobs j USING (job_id)
     LEFT JOIN {schema}.workers w ON w.worker_id = q.claimed_by
@@ -111,7 +111,8 @@ WITH dead AS (
         status = CASE WHEN NOT d.exhausted THEN 'pending' WHEN %(published)s THEN 'done'
                       ELSE 'failed' END,
         error = CASE WHEN d.exhausted AND NOT %(published)s
-                     THEN 'its worker died in every attempt' END,
+                     THEN CASE WHEN %(last)s THEN 'its process died'
+                               ELSE 'its worker died in every attempt' END END,
         result = CASE WHEN d.exhausted AND %(published)s THEN j.progress END,
         finished_at = CASE WHEN d.exhausted THEN now() END
     FROM dead d WHERE j.job_id = d.job_id
