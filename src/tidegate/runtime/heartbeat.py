@@ -7,15 +7,13 @@ import time
 from collections.abc import Callable
 
 import psycopg
-import structlog
 
 from tidegate.control.jobs import Jobs
 from tidegate.control.workers import Worker, Workers
 from tidegate.errors import StaleAttempt, TidegateError
+from tidegate.log import log
 from tidegate.model.job import Claim
 from tidegate.postgres.connect import Connection
-
-log = structlog.get_logger()
 
 
 def now() -> float:

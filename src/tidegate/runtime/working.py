@@ -8,21 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-import structlog
 
 from tidegate.control.jobs import Jobs
 from tidegate.control.workers import Workers
 from tidegate.destinations.postgres import PostgresDestination
 from tidegate.errors import CommitUnknown, StaleAttempt, TidegateError
 from tidegate.failpoints import reach
+from tidegate.log import log
 from tidegate.model.job import JobStatus
 from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection, translate
 from tidegate.runtime.attempt import LiveAttempt, raise_fence
 from tidegate.runtime.claiming import Claimed
 from tidegate.runtime.heartbeat import Heartbeat
-
-log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
