@@ -163,14 +163,6 @@ def test_wrong_names_are_refused(place: Place, arguments: tuple[str, ...], messa
     assert message in refused.err
 
 
-def test_a_project_without_syncs_is_asked_which_connection(make_place: MakePlace) -> None:
-    place = make_place()
-    refused = marker(place, "list")
-    assert refused.code == USAGE
-    assert "name a connection: shop, warehouse" in refused.err
-    assert marker(place, "list", "warehouse").code == DONE
-
-
 def test_a_role_that_may_not_read_the_markers_is_told_so(place: Place) -> None:
     touch(place, "one")
     role = f"reader_{place.target.value('SELECT current_database()')}"
@@ -186,3 +178,27 @@ def test_a_role_that_may_not_read_the_markers_is_told_so(place: Place) -> None:
         assert "listing markers: permission denied" in refused.err
     finally:
         place.target.execute(f"DROP ROLE {role}")
+
+
+def test_without_syncs_the_only_connection_is_looked_into(
+    place: Place, make_place: MakePlace
+) -> None:
+    touch(place, "one")
+    connections = {"warehouse": place.target.conninfo}
+    bare = make_place(beside=place, connections=connections)
+    assert listed(bare) == ["one"]
+
+
+def test_without_syncs_and_with_several_connections_it_says_what_to_type(
+    place: Place, make_place: MakePlace
+) -> None:
+    touch(place, "one")
+    bare = make_place(beside=place)
+    refused = marker(bare, "list")
+    assert refused.code == USAGE
+    assert "no sync says which of shop, warehouse has the markers" in refused.err
+    assert "tidegate marker list warehouse" in refused.err
+    assert listed(bare, "warehouse") == ["one"]
+    none = marker(make_place(beside=place, connections={}), "list")
+    assert none.code == USAGE
+    assert "under [connections]" in none.err

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, open_project
+from tidegate.cli.options import (
+    HERE,
+    AsJson,
+    DryRun,
+    Profile,
+    ProjectFolder,
+    TakeOver,
+    open_project,
+)
 from tidegate.cli.output import print_json, print_line
 from tidegate.cli.translation import translated
 
@@ -36,15 +44,8 @@ def adopt(
             help='Begin so far below the target\'s highest value, such as "1 hour" or 1000.',
         ),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be recorded.")
-    ] = False,
-    take_over: Annotated[
-        bool,
-        typer.Option(
-            "--take-over", help="Take the table over from another control plane that is stopped."
-        ),
-    ] = False,
+    dry_run: DryRun = False,
+    take_over: TakeOver = False,
     project: ProjectFolder = HERE,
     profile: Profile = None,
     as_json: AsJson = False,

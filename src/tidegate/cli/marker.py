@@ -118,10 +118,15 @@ def forget(
 
 
 def _destinations(opened: Project) -> list[str]:
-    names = opened.destinations
+    names = opened.destinations or list(opened.settings.connections)
     if not names:
         raise UsageError(
-            "no sync says where the markers are",
-            f"name a connection: {', '.join(opened.settings.connections) or 'none is declared'}",
+            "the project has no connection, so there is nowhere to look for markers",
+            "declare one in tidegate.toml, under [connections]",
+        )
+    if len(names) > 1 and not opened.destinations:
+        raise UsageError(
+            f"no sync says which of {', '.join(names)} has the markers",
+            f"name the connection: tidegate marker list {names[-1]}",
         )
     return names

@@ -1,4 +1,4 @@
-"""Options that every command has, and the project they lead to."""
+"""Options that several commands have, and the project they lead to."""
 
 from __future__ import annotations
 
@@ -25,6 +25,20 @@ Profile = Annotated[
     str | None, typer.Option("--profile", envvar="TIDEGATE_PROFILE", help="Profile to use.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+SyncNames = Annotated[list[str] | None, typer.Argument(help="Syncs, groups or group.table.")]
+SyncNamesOrAll = Annotated[
+    list[str] | None,
+    typer.Argument(help="Syncs, groups or group.table; all of them when none is named."),
+]
+AllSyncs = Annotated[bool, typer.Option("--all", help="Every declared sync.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+TakeOver = Annotated[
+    bool,
+    typer.Option(
+        "--take-over", help="Take the table over from another control plane that is stopped."
+    ),
+]
 HERE = Path()
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, open_project
+from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, SyncNamesOrAll, open_project
 from tidegate.cli.output import print_error, print_json, print_line
 from tidegate.errors import TidegateError, UsageError
 
@@ -17,10 +17,7 @@ _SHOWN_STATEMENTS = 3
 
 
 def plan(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(help="Syncs, groups or group.table; all of them when none is named."),
-    ] = None,
+    names: SyncNamesOrAll = None,
     all_: Annotated[bool, typer.Option("--all", help="Plan every sync; the default.")] = False,
     verbose: Annotated[
         bool,

@@ -9,6 +9,7 @@ import typer
 
 from tidegate.cli.options import (
     HERE,
+    AllSyncs,
     AsJson,
     Profile,
     ProjectFolder,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 def prove(
     names: Annotated[list[str] | None, typer.Argument(help="Syncs to prove.")] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Prove every declared sync.")] = False,
+    all_: AllSyncs = False,
     rows: Annotated[int, typer.Option("--rows", help="Rows to take from the source.")] = 1_000,
     seed: Annotated[
         int, typer.Option("--seed", help="Chooses rows, changes and where each kill falls.")

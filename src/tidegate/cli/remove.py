@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, open_project
+from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, TakeOver, Yes, open_project
 from tidegate.cli.output import print_json, print_line, print_table
 from tidegate.cli.translation import translated
 from tidegate.errors import ControlMismatch, UsageError
@@ -23,16 +23,11 @@ def remove(
         str,
         typer.Argument(metavar="NAME", help="The sync, declared or not; a group or group.table."),
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     drop_target: Annotated[
         bool, typer.Option("--drop-target", help="Drop the target table as well.")
     ] = False,
-    take_over: Annotated[
-        bool,
-        typer.Option(
-            "--take-over", help="Take the table over from another control plane that is stopped."
-        ),
-    ] = False,
+    take_over: TakeOver = False,
     project: ProjectFolder = HERE,
     profile: Profile = None,
     as_json: AsJson = False,

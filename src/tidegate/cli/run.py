@@ -13,9 +13,12 @@ import typer
 
 from tidegate.cli.options import (
     HERE,
+    AllSyncs,
     AsJson,
     Profile,
     ProjectFolder,
+    SyncNames,
+    TakeOver,
     choose_syncs,
     open_project,
 )
@@ -30,10 +33,8 @@ if TYPE_CHECKING:
 
 
 def run(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Syncs to run, groups or group.table.")
-    ] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Run every declared sync.")] = False,
+    names: SyncNames = None,
+    all_: AllSyncs = False,
     full_refresh: Annotated[
         bool,
         typer.Option(
@@ -47,12 +48,7 @@ def run(
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="How many syncs run side by side.")
     ] = None,
-    take_over: Annotated[
-        bool,
-        typer.Option(
-            "--take-over", help="Take a table over from another control plane that is stopped."
-        ),
-    ] = False,
+    take_over: TakeOver = False,
     project: ProjectFolder = HERE,
     profile: Profile = None,
     as_json: AsJson = False,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, open_project
+from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, SyncNamesOrAll, open_project
 from tidegate.cli.output import print_json, print_line, print_table
 
 if TYPE_CHECKING:
@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 
 def status(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(help="Syncs, groups or group.table; all of them when none is named."),
-    ] = None,
+    names: SyncNamesOrAll = None,
     check: Annotated[
         bool,
         typer.Option("--check", help="Exit with 1 when something failed or cannot be reached."),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, open_project
+from tidegate.cli.options import HERE, AsJson, DryRun, Profile, ProjectFolder, Yes, open_project
 from tidegate.cli.output import print_json, print_line
 from tidegate.cli.translation import translated
 from tidegate.errors import UsageError
@@ -22,12 +22,12 @@ def uninstall(
         list[str] | None,
         typer.Argument(metavar="CONNECTION…", help="Connections, or control; by default all."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     shared: Annotated[
         bool,
         typer.Option("--shared", help="Remove also what other projects or control planes use."),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list it.")] = False,
+    dry_run: DryRun = False,
     project: ProjectFolder = HERE,
     profile: Profile = None,
     as_json: AsJson = False,

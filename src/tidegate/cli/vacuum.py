@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, choose_syncs, open_project
+from tidegate.cli.options import (
+    HERE,
+    AllSyncs,
+    AsJson,
+    DryRun,
+    Profile,
+    ProjectFolder,
+    SyncNames,
+    choose_syncs,
+    open_project,
+)
 from tidegate.cli.output import print_error, print_json, print_line
 from tidegate.cli.translation import translated
 from tidegate.errors import TidegateError
@@ -16,11 +26,9 @@ if TYPE_CHECKING:
 
 
 def vacuum(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Syncs to clean up, groups or group.table.")
-    ] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Every declared sync.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    names: SyncNames = None,
+    all_: AllSyncs = False,
+    dry_run: DryRun = False,
     project: ProjectFolder = HERE,
     profile: Profile = None,
     as_json: AsJson = False,

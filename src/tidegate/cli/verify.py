@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, choose_syncs, open_project
+from tidegate.cli.options import (
+    HERE,
+    AllSyncs,
+    AsJson,
+    Profile,
+    ProjectFolder,
+    SyncNames,
+    choose_syncs,
+    open_project,
+)
 from tidegate.cli.output import print_error, print_json, print_line
 from tidegate.errors import TidegateError
 
@@ -15,10 +24,8 @@ if TYPE_CHECKING:
 
 
 def verify(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Syncs to verify, groups or group.table.")
-    ] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Verify every declared sync.")] = False,
+    names: SyncNames = None,
+    all_: AllSyncs = False,
     project: ProjectFolder = HERE,
     profile: Profile = None,
     as_json: AsJson = False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -13,10 +13,11 @@ from uuid import UUID
 from psycopg import sql
 
 from tidegate.ledger.ledger import Ledger
+from tidegate.model.ownership import Ownership, StateTable
 from tidegate.model.relation import Relation
 from tidegate.model.staging import staging_prefix
 from tidegate.pipeline.context import Context
-from tidegate.postgres.catalog import describe_table
+from tidegate.postgres.catalog import database_identity, describe_table
 from tidegate.postgres.connect import Connection
 from tidegate.postgres.databases import CONTROL
 from tidegate.postgres.identifiers import qualified, statement
@@ -73,12 +74,12 @@ class Premises:
 class Owner:
     """Whose things are looked for; without a control plane no fence is ours."""
 
-    project: str
+    pipelines: Ownership
     control_id: UUID | None
 
     @property
-    def parameters(self) -> dict[str, Any]:
-        return {"prefix": f"{self.project}.", "control_id": self.control_id}
+    def project(self) -> str:
+        return self.pipelines.project
 
 
 def find_ledger(
@@ -94,7 +95,8 @@ def find_ledger(
     if not tables and not staging:
         return None
     complete = tables == set(_SIGNS)
-    users = _users(connection, ledger, owner, staging) if complete else ()
+    states = list_states(connection, ledger, owner) if complete else []
+    users = _users(connection, ledger, owner, states, staging) if complete else ()
     whole = not users or shared
     markers = ledger.find_markers(connection)
     own_markers = markers is not None and _made_by_us(connection, markers)
@@ -102,11 +104,11 @@ def find_ledger(
     if whole:
         parts += [_table(connection, Relation(ledger.schema, one)) for one in sorted(tables)]
     elif complete:
-        parts += _ledger_rows(connection, ledger, owner)
+        parts += _ledger_rows(connection, ledger, owner, states)
     if markers is not None and own_markers and whole:
         parts.append(_table(connection, markers))
     elif markers is not None and complete:
-        parts.append(_marker_rows(connection, ledger, markers, owner, everybody=whole))
+        parts.append(_marker_rows(connection, ledger, markers, states, everybody=whole))
     ours = None if owner.control_id is None else staging_prefix(owner.control_id)
     parts += [
         Part("staging table", str(Relation(ledger.schema, one)))
@@ -129,7 +131,9 @@ def find_control(
     if plane.version(connection) == 0:
         return None
     rows = connection.execute(plane.statement("premises", "list_projects"), {}).fetchall()
-    users = tuple(f"project {project}" for (project,) in rows if project != owner.project)
+    observed = _observed(context, connection)
+    projects = {project for (project,) in rows}.union(*map(owner.pipelines.owners, observed))
+    users = tuple(f"project {project}" for project in sorted(projects - {owner.project}))
     whole = not users or shared
     made = made_in_control()
     objects = list_objects(connection, plane.schema)
@@ -143,7 +147,8 @@ def find_control(
         )
     else:
         counts = connection.execute(
-            plane.statement("premises", "count_rows_of_project"), {"project": owner.project}
+            plane.statement("premises", "count_rows_of_project"),
+            {"project": owner.project, "pipelines": own_observed(context, connection, owner)},
         ).fetchone()
         assert counts is not None
         names = ("jobs", "job_audit", "cursor_observations")
@@ -155,6 +160,16 @@ def find_control(
     beside = _is_beside(context, plane.schema)
     kept = tuple(words for words, name, _ in objects if name not in made and not beside(name))
     return Premises(CONTROL, Role.CONTROL, plane.schema, whole, parts, kept, users)
+
+
+def own_observed(context: Context, connection: Connection, owner: Owner) -> list[str]:
+    """The pipelines of the project of which the horizon remembers something."""
+    return [one for one in _observed(context, connection) if owner.pipelines.owns(one)]
+
+
+def _observed(context: Context, connection: Connection) -> list[str]:
+    rows = connection.execute(context.plane.statement("premises", "list_observed"), {})
+    return [pipeline for (pipeline,) in rows]
 
 
 @cache
@@ -186,14 +201,45 @@ def _made_by_us(connection: Connection, markers: Relation) -> bool:
     return inserted is not None and inserted.type == "timestamp with time zone"
 
 
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a ledger keeps of one pipeline and table, and whose it is."""
+
+    pipeline: str
+    table: str
+    projects: frozenset[str]
+    is_ours: bool
+
+
+def list_states(connection: Connection, ledger: Ledger, owner: Owner) -> list[State]:
+    """Every state in a ledger; none is ours whose table another control plane has fenced."""
+    rows = connection.execute(
+        statement("ledger/premises", "list_pipelines", schema=ledger.schema_identifier),
+        {"control_id": owner.control_id},
+    ).fetchall()
+    database = database_identity(connection)
+    found: list[State] = []
+    for pipeline, table, fenced in rows:
+        place = StateTable(database, Relation.parse(table))
+        projects = owner.pipelines.owners(pipeline, place)
+        found.append(State(pipeline, table, projects, projects == {owner.project} and not fenced))
+    return found
+
+
+def own_states(states: Iterable[State]) -> dict[str, Any]:
+    """The project's own states, as the statements take them."""
+    ours = [one for one in states if one.is_ours]
+    return {"pipelines": [one.pipeline for one in ours], "tables": [one.table for one in ours]}
+
+
 def _users(
-    connection: Connection, ledger: Ledger, owner: Owner, staging: list[str]
+    connection: Connection, ledger: Ledger, owner: Owner, states: list[State], staging: list[str]
 ) -> tuple[str, ...]:
     rows = connection.execute(
-        statement("ledger/premises", "list_users", schema=ledger.schema_identifier), {}
+        statement("ledger/premises", "list_planes", schema=ledger.schema_identifier), {}
     ).fetchall()
-    projects = {pipeline.rpartition(".")[0] for pipeline, _ in rows if pipeline is not None}
-    planes = {plane for _, plane in rows if plane is not None and plane != owner.control_id}
+    projects = {project for one in states for project in one.projects}
+    planes = {plane for (plane,) in rows if plane != owner.control_id}
     prefixes = {plane.hex[:12] for plane in (*planes, owner.control_id) if plane is not None}
     matches = (_STAGING.fullmatch(table) for table in staging)
     strangers = {match[1] for match in matches if match} - prefixes
@@ -204,10 +250,12 @@ def _users(
     )
 
 
-def _ledger_rows(connection: Connection, ledger: Ledger, owner: Owner) -> list[Part]:
+def _ledger_rows(
+    connection: Connection, ledger: Ledger, owner: Owner, states: list[State]
+) -> list[Part]:
     counts = connection.execute(
         statement("ledger/premises", "count_rows", schema=ledger.schema_identifier),
-        owner.parameters,
+        {**own_states(states), "control_id": owner.control_id},
     ).fetchone()
     assert counts is not None
     names = ("etl_state", "watermark_log", "fences")
@@ -218,7 +266,12 @@ def _ledger_rows(connection: Connection, ledger: Ledger, owner: Owner) -> list[P
 
 
 def _marker_rows(
-    connection: Connection, ledger: Ledger, markers: Relation, owner: Owner, *, everybody: bool
+    connection: Connection,
+    ledger: Ledger,
+    markers: Relation,
+    states: list[State],
+    *,
+    everybody: bool,
 ) -> Part:
     row = connection.execute(
         statement(
@@ -227,7 +280,7 @@ def _marker_rows(
             schema=ledger.schema_identifier,
             markers=qualified(markers),
         ),
-        {**owner.parameters, "everybody": everybody},
+        {**own_states(states), "everybody": everybody},
     ).fetchone()
     assert row is not None
     return Part("rows", str(markers), row[0])

@@ -11,12 +11,14 @@ from tidegate.control.observations import Observations
 from tidegate.destinations import drop
 from tidegate.errors import BusyError, TidegateError, UsageError
 from tidegate.insight.bounding import bound_transaction
+from tidegate.insight.ownership import read_ownership
 from tidegate.ledger.fences import Fence, Fences, publisher_name
 from tidegate.ledger.markers import Markers
 from tidegate.ledger.staging import Staging
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.group import Group
 from tidegate.model.identity import DatabaseIdentity, pipeline_name, sync_of
+from tidegate.model.ownership import Ownership, StateTable
 from tidegate.model.relation import Endpoint, Relation
 from tidegate.model.sync import Sync
 from tidegate.pipeline.context import Context
@@ -52,9 +54,10 @@ def find_holdings(
     context: Context, name: str, syncs: Mapping[str, Sync], groups: Mapping[str, Group]
 ) -> Search:
     """What is recorded of a sync, declared or not, in every database that may hold it."""
+    with context.plane.connect() as control:
+        ownership = read_ownership(context, control)
     if name in groups:
-        return tables_of_group(context, groups[name])
-    pipeline = pipeline_name(context.settings.project.name, name)
+        return tables_of_group(context, groups[name], ownership)
     declared = syncs.get(name)
     head, dot, _ = name.partition(".")
     if declared is not None:
@@ -71,7 +74,7 @@ def find_holdings(
             with context.databases.connect(connection_name) as connection:
                 identity = database_identity(connection)
                 if identity not in seen:
-                    found += _find_in(context, connection, connection_name, name, pipeline)
+                    found += _find_in(context, connection, connection_name, name, ownership)
                 seen.add(identity)
         except TidegateError as error:
             if declared is not None:
@@ -80,7 +83,7 @@ def find_holdings(
     return Search(found, unreachable)
 
 
-def tables_of_group(context: Context, group: Group) -> Search:
+def tables_of_group(context: Context, group: Group, ownership: Ownership) -> Search:
     """What is recorded of every table of a declared group, whether or not it still exists."""
     found: list[Holdings] = []
     connection_name = group.target.connection
@@ -94,7 +97,7 @@ def tables_of_group(context: Context, group: Group) -> Search:
         )
         for pipeline in pipelines:
             name = sync_of(group.project, pipeline)
-            found += _find_in(context, connection, connection_name, name, pipeline)
+            found += _find_in(context, connection, connection_name, name, ownership)
     return Search(found, {})
 
 
@@ -152,8 +155,13 @@ def remove_holdings(
 
 
 def _find_in(
-    context: Context, connection: Connection, connection_name: str, name: str, pipeline: str
+    context: Context,
+    connection: Connection,
+    connection_name: str,
+    name: str,
+    ownership: Ownership,
 ) -> list[Holdings]:
+    pipeline = pipeline_name(ownership.project, name)
     ledger = context.ledger(connection_name)
     schema = ledger.schema_identifier
     try:
@@ -163,8 +171,13 @@ def _find_in(
     except (pg.UndefinedTable, pg.InvalidSchemaName):
         return []
     markers = ledger.find_markers(connection)
+    database = database_identity(connection)
     found: list[Holdings] = []
     for (table,) in rows:
+        relation = Relation.parse(table)
+        others = ownership.recorded_owners(pipeline, StateTable(database, relation))
+        if others and ownership.project not in others:
+            continue
         parameters = {"pipeline": pipeline, "table": table}
         counts = connection.execute(
             statement("ledger/pipelines", "count_holdings", schema=schema), parameters
@@ -176,7 +189,6 @@ def _find_in(
                 "ledger/pipelines", "count_markers", schema=schema, markers=qualified(markers)
             )
             marked = connection.execute(count, parameters).fetchone() or marked
-        relation = Relation.parse(table)
         found.append(
             Holdings(
                 name=name,

@@ -13,6 +13,7 @@ from psycopg import sql
 from tidegate.control.dead import DeadAttempts
 from tidegate.errors import BusyError, DestinationError, TidegateError, UsageError
 from tidegate.insight.bounding import bound_transaction
+from tidegate.insight.ownership import read_ownership
 from tidegate.insight.premises import (
     LEDGER_TABLES,
     Owner,
@@ -22,6 +23,9 @@ from tidegate.insight.premises import (
     find_control,
     find_ledger,
     list_objects,
+    list_states,
+    own_observed,
+    own_states,
 )
 from tidegate.model.identity import DatabaseIdentity
 from tidegate.model.job import Holder, JobStatus
@@ -51,7 +55,8 @@ def find_installation(
     wanted = list(dict.fromkeys(connections))
     for name in wanted:
         context.settings.connection(name)
-    owner = _owner(context)
+    with context.plane.connect() as connection:
+        owner = _owner(context, connection)
     found: list[Premises] = []
     unreachable: dict[str, str] = {}
     seen: set[DatabaseIdentity] = set()
@@ -85,10 +90,11 @@ def uninstall(context: Context, installation: Installation, *, shared: bool = Fa
     """
     ledgers = [one for one in installation.premises if one.role is Role.LEDGER]
     control = [one for one in installation.premises if one.role is Role.CONTROL]
-    owner = installation.owner
     done: list[str] = []
     try:
-        with _no_job(context, None if shared else owner.project) as session:
+        with _no_job(context, None if shared else installation.owner.project) as session:
+            # Read again: a project may have moved in since the list was shown.
+            owner = _owner(context, session)
             for ledger in ledgers:
                 _remove_ledger(context, ledger, owner, shared=shared)
                 done.append(ledger.connection)
@@ -101,11 +107,10 @@ def uninstall(context: Context, installation: Installation, *, shared: bool = Fa
         raise problem from None
 
 
-def _owner(context: Context) -> Owner:
-    with context.plane.connect() as connection:
-        exists = context.plane.version(connection) > 0
-        control_id = context.plane.identity(connection) if exists else None
-    return Owner(context.settings.project.name, control_id)
+def _owner(context: Context, connection: Connection) -> Owner:
+    exists = context.plane.version(connection) > 0
+    control_id = context.plane.identity(connection) if exists else None
+    return Owner(read_ownership(context, connection), control_id)
 
 
 @contextmanager
@@ -156,15 +161,17 @@ def _delete_rows(context: Context, connection: Connection, found: Premises, owne
     """Rows in tables that stay, before the log that tells whose they are goes."""
     ledger = context.ledger(found.connection)
     parts = {"schema": ledger.schema_identifier}
+    own = own_states(list_states(connection, ledger, owner))
     markers = ledger.find_markers(connection)
     if markers is not None and Part("table", str(markers)).name not in _tables(found):
         connection.execute(
             statement("ledger/premises", "delete_own_markers", **parts, markers=qualified(markers)),
-            {**owner.parameters, "everybody": found.whole},
+            {**own, "everybody": found.whole},
         )
     if not found.whole:
+        own["control_id"] = owner.control_id
         for name in ("delete_own_moves", "delete_own_states", "delete_own_fences"):
-            connection.execute(statement("ledger/premises", name, **parts), owner.parameters)
+            connection.execute(statement("ledger/premises", name, **parts), own)
 
 
 def _remove_control(
@@ -177,12 +184,13 @@ def _remove_control(
     if found.whole:
         _drop(session, found)
         return
+    own = {"project": owner.project, "pipelines": own_observed(context, session, owner)}
     for name in (
         "delete_audit_of_project",
         "delete_jobs_of_project",
         "delete_observations_of_project",
     ):
-        session.execute(context.plane.statement("premises", name), {"project": owner.project})
+        session.execute(context.plane.statement("premises", name), own)
 
 
 def _refuse_changed(shown: Premises, found: Premises) -> None:

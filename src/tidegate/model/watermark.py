@@ -27,6 +27,13 @@ class Watermark:
     declaration: Mapping[str, Any] | None = None
     """source, cursor and key of the sync that loaded up to here"""
 
+    @property
+    def is_refreshing(self) -> bool:
+        """Whether a full refresh has begun here and nothing has moved since: rows of the time
+        before it are still in the target, so nothing but the refresh itself may be loaded."""
+        begun = (self.declaration or {}).get("refreshing")
+        return begun is not None and begun == self.version
+
     def after(self, batch: Batch, rows: int, update_id: str) -> Watermark:
         """The watermark that publishing this batch leaves behind."""
         value, position = self.value, self.position

@@ -55,7 +55,7 @@ from tidegate.pipeline.reading import bounded, count_rows, read_only
 from tidegate.pipeline.sessions import Sessions
 from tidegate.pipeline.stage import passed_columns, typed_columns
 from tidegate.pipeline.stamp import combine, read_stamp
-from tidegate.pipeline.sync import refuse_duplicates, tolerates_duplicates
+from tidegate.pipeline.sync import FINISHES_REFRESH, refuse_duplicates, tolerates_duplicates
 from tidegate.postgres.catalog import describe_table, is_empty
 from tidegate.postgres.connect import Connection, translate
 from tidegate.postgres.identifiers import qualified
@@ -158,6 +158,8 @@ class _Planning:
                 f"{sync.target} holds rows already and everything is loaded into it; to go on "
                 f"without that: tidegate adopt {sync.name}"
             )
+        if watermark.is_refreshing:
+            warnings.append(FINISHES_REFRESH)
         warnings += target_plan.notes
         rate = self._rows_per_second()
         return SyncPlan(
@@ -230,6 +232,9 @@ class _Planning:
             whole = source.full_batch(connection, horizon)
             same = self._unchanged(connection, source, whole, watermark)
             return [] if same else [_Phase(whole, whole.rows, True)]
+        if watermark.is_refreshing:
+            whole = source.full_batch(connection, horizon)
+            return [_Phase(whole, whole.rows, True)]
         if watermark.value is not None:
             late = source.lookback_batch(connection, watermark.value, None)
             if late is not None:

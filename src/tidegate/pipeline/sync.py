@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from tidegate.destinations.postgres import PostgresDestination
@@ -76,6 +76,9 @@ class SyncOutcome:
         return list(dict.fromkeys(note for load in self.loads for note in load.notes))
 
 
+FINISHES_REFRESH = "this finishes the full refresh that was begun and did not come to its end"
+
+
 @dataclass(slots=True)
 class SyncWork:
     """The work of one attempt; `step` is told of every finished load."""
@@ -92,6 +95,7 @@ class SyncWork:
     max_batches: int | None = None
     step: Callable[[LoadResult], None] = lambda _: None
     outcome: SyncOutcome = field(default_factory=SyncOutcome)
+    _finishing: bool = False
 
     def run(self) -> SyncOutcome:
         """Load until nothing is left below the horizon, or the limit of batches is reached."""
@@ -133,14 +137,23 @@ class SyncWork:
             yield self._once(BatchKind.NULLS, self._null_batch)
 
     def _begin(self) -> Watermark:
-        """A full refresh starts by forgetting how far the sync had got, under a new generation."""
+        """A full refresh starts by forgetting how far the sync had got, under a new generation.
+
+        One that was not finished is finished now, whether or not it was asked for again.
+        """
+        found = self._watermark()
+        if not self.full_refresh and found.is_refreshing:
+            self.full_refresh = self._finishing = True
+            return found
         if not self.full_refresh or self.attempt.stored_plan is not None:
-            return self._watermark()
+            return found
+        watermarks, table = Watermarks(self.destination.ledger), str(self.destination.relation)
         with self.destination.open() as connection, connection.transaction():
             self.destination.fences.lock(connection, self.attempt.fence)
+            watermarks.lock(connection, self.sync.pipeline, table)
             current = self._watermark()
             columns = (current.declaration or {}).get("columns")
-            return Watermarks(self.destination.ledger).reset(
+            return watermarks.reset(
                 connection,
                 current,
                 None,
@@ -148,7 +161,10 @@ class SyncWork:
                 new_generation=True,
                 moved_by=self.attempt.actor,
                 reason="full refresh",
-                declaration=declaration(self.sync, self.source, columns),
+                declaration={
+                    **declaration(self.sync, self.source, columns),
+                    "refreshing": current.version + 1,
+                },
             )
 
     def _load_next(self, plan_batch: Callable[[Watermark, Horizon], Batch | None]) -> bool:
@@ -177,6 +193,8 @@ class SyncWork:
             result = load.run(self.connection, snapshot_name, plan, watermark)
         if result.already:
             self._check_moved(plan)
+        if self._finishing and batch.kind is BatchKind.FULL:
+            result = replace(result, notes=(*result.notes, FINISHES_REFRESH))
         if batch.kind is not BatchKind.LOOKBACK or batch.high == watermark.value:
             # Of a lookback in pieces only the last one makes the whole of it known.
             for kind, known in self.outcome.fingerprints.items():

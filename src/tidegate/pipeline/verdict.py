@@ -37,6 +37,8 @@ class Compared:
     """rows of the target that the source does not have so, where that is no fault"""
     since: Since = Since.NOTHING
     used_spark: bool = False
+    drift: tuple[str, ...] = ()
+    """what changed in the source's columns since the last load, as `plan` says it"""
 
 
 def report(sync: Sync, found: Compared) -> Verification:
@@ -64,7 +66,7 @@ def report(sync: Sync, found: Compared) -> Verification:
 
 
 def _notes(sync: Sync, found: Compared) -> list[str]:
-    notes: list[str] = []
+    notes = list(found.drift)
     if found.left_out.without_cursor:
         count = found.left_out.without_cursor
         notes.append(f"{count:,} rows without a cursor were not compared")

@@ -16,10 +16,11 @@ from psycopg import sql
 
 from tidegate.control.job_records import JobRecords
 from tidegate.destinations import merge
-from tidegate.destinations.target import check_existing, check_present
+from tidegate.destinations.target import check_present
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.cursor import NullPolicy
+from tidegate.model.drift import Loaded
 from tidegate.model.job import SYNC
 from tidegate.model.shape import Shape
 from tidegate.model.sync import Sync
@@ -27,6 +28,7 @@ from tidegate.model.verification import Verdict, Verification
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.bags import compare_bags
 from tidegate.pipeline.changed import refuse_changed
+from tidegate.pipeline.comparable import check_comparable
 from tidegate.pipeline.compare import NONE, Hashing, Side, compare
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import passthrough_shape, resolve_source
@@ -108,7 +110,8 @@ class _Verifying:
             table = describe_table(target, sync.target.relation)
             assert table is not None
             shape = passthrough_shape(target, source)
-            check_existing(target, sync.target.relation, shape, sync.rules)
+            loaded = Loaded.recorded(watermark.declaration, source.table.column_names)
+            drift = check_comparable(target, sync, shape, loaded)
             rejected = leave_out_rejected(target, sync, table, shape)
             with read_only(connection):
                 hashing = Hashing.between(connection, target)
@@ -137,7 +140,13 @@ class _Verifying:
                     same = now == self._fingerprint(BatchKind.FULL).get("fingerprint")
                     since = Since.CHANGED_ALONE if same else Since.BOTH_CHANGED
         return Compared(
-            watermark, comparison, left_out, keyless=not shape.key, older=older, since=since
+            watermark,
+            comparison,
+            left_out,
+            keyless=not shape.key,
+            older=older,
+            since=since,
+            drift=drift,
         )
 
     def _since(self, connection: Connection, source: PostgresSource, watermark: Watermark) -> Since:

@@ -10,10 +10,10 @@ from psycopg import sql
 
 from tidegate.destinations import merge
 from tidegate.destinations.postgres import PostgresDestination
-from tidegate.destinations.target import check_existing
 from tidegate.errors import BusyError, StagingLost
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.batch import Batch, BatchKind
+from tidegate.model.drift import Loaded
 from tidegate.model.identity import new_attempt_id
 from tidegate.model.load import StagedWrite
 from tidegate.model.shape import Shape
@@ -21,6 +21,7 @@ from tidegate.model.staging import staging_table
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.bags import compare_bags
+from tidegate.pipeline.comparable import check_comparable
 from tidegate.pipeline.compare import NONE, Hashing, Side, compare
 from tidegate.pipeline.loaded import loaded_batches
 from tidegate.pipeline.sessions import Sessions
@@ -114,7 +115,8 @@ class _Staging:
         sync = self.sync
         table = describe_table(target, sync.target.relation)
         assert table is not None
-        check_existing(target, sync.target.relation, shape, sync.rules)
+        loaded = Loaded.recorded(found.watermark.declaration, self.source.table.column_names)
+        found = replace(found, drift=check_comparable(target, sync, shape, loaded))
         rejected = leave_out_rejected(target, sync, table, shape)
         left_out = replace(found.left_out, rejected=len(rejected))
         names = [sql.Identifier("e", name) for name in shape.names]

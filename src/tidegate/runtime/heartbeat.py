@@ -9,20 +9,18 @@ from importlib import metadata
 from types import TracebackType
 
 import psycopg
-import structlog
 from psycopg import sql
 
 from tidegate.control.jobs import Jobs
 from tidegate.control.plane import ControlPlane
 from tidegate.control.workers import Worker, Workers
 from tidegate.errors import TidegateError
+from tidegate.log import log
 from tidegate.model.job import Claim
 from tidegate.postgres.connect import Connection, cut
 from tidegate.runtime.lease import Lease, Leave, now
 from tidegate.runtime.waker import Waker
 from tidegate.version import __version__
-
-log = structlog.get_logger()
 
 # What a session is asked here takes milliseconds.
 _ANSWER_SECONDS = 10.0

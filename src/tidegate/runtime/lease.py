@@ -6,12 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 
-import structlog
-
 from tidegate.errors import StaleAttempt
+from tidegate.log import log
 from tidegate.model.job import Claim
-
-log = structlog.get_logger()
 
 Leave = Callable[[str], None]
 """gives the job back, or ends it, for a process that was told to go"""

@@ -7,17 +7,15 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 import psycopg
-import structlog
 
 from tidegate.errors import LoadError, TidegateError
+from tidegate.log import log
 from tidegate.model.load import LoadResult
 from tidegate.model.sync import Sync
 from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import translate
 from tidegate.runtime.claiming import open_heartbeat
 from tidegate.runtime.runner import Runner, RunOptions, RunReport
-
-log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,7 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-import structlog
-
-log = structlog.get_logger()
+from tidegate.log import log
 
 PATIENCE_SECONDS = 2.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 
 import psycopg
-import structlog
 
 from tidegate.control.cancels import Cancelling, Cancels
 from tidegate.control.dead import DeadAttempt, DeadAttempts
 from tidegate.control.jobs import Jobs
 from tidegate.errors import TidegateError
+from tidegate.log import log
 from tidegate.model.relation import Endpoint
 from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
@@ -22,8 +22,6 @@ from tidegate.runtime.cancel import end_cancel
 from tidegate.runtime.lease import now
 from tidegate.runtime.reclaim import bury
 from tidegate.runtime.targets import destination_of_job
-
-log = structlog.get_logger()
 
 _STAGING_SECONDS = 600.0
 

@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import psycopg
-import structlog
 from psycopg import sql
 
 from tidegate.control.jobs import Jobs
@@ -18,6 +17,7 @@ from tidegate.control.turns import Turn, Turns
 from tidegate.control.workers import Worker as Identity
 from tidegate.control.workers import Workers
 from tidegate.errors import BusyError, TidegateError
+from tidegate.log import log
 from tidegate.model.backoff import Backoff
 from tidegate.model.job import Claim, Ending, JobStatus
 from tidegate.pipeline.context import Context
@@ -29,8 +29,6 @@ from tidegate.runtime.lease import now
 from tidegate.runtime.leaving import leave_job
 from tidegate.runtime.waker import Waker
 from tidegate.runtime.working import may_be_retried
-
-log = structlog.get_logger()
 
 _LONGEST_WAIT_FOR_DATABASE = 5.0
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
-import structlog
 
 from tidegate.control.jobs import Jobs
 from tidegate.destinations.postgres import PostgresDestination
 from tidegate.errors import CommitUnknown, StaleAttempt, TidegateError
 from tidegate.failpoints import reach
+from tidegate.log import log
 from tidegate.model.backoff import Backoff
 from tidegate.model.job import JobStatus
 from tidegate.pipeline.context import Context
@@ -23,8 +23,6 @@ from tidegate.runtime.attempt import LiveAttempt, raise_fence
 from tidegate.runtime.claiming import Claimed
 from tidegate.runtime.lease import Lease
 from tidegate.runtime.leaving import leave_job
-
-log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)

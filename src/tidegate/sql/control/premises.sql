@@ -1,11 +1,17 @@
 -- What a control database holds of one project, for taking it out.
 
 -- name: list_projects
--- Whose jobs and observations there are.
-SELECT project FROM {schema}.jobs
-UNION
-SELECT regexp_replace(pipeline, '\.[^.]*$', '') FROM {schema}.cursor_observations
-ORDER BY 1
+-- Whose jobs there are.
+SELECT DISTINCT project FROM {schema}.jobs ORDER BY 1
+
+-- name: list_syncs
+-- Which project has run which sync, and what that locked; removing one is not running it.
+SELECT DISTINCT project, name, resource FROM {schema}.jobs
+WHERE kind = %(kind)s AND payload ->> 'command' IS DISTINCT FROM 'tidegate remove'
+
+-- name: list_observed
+-- Pipelines of which something was observed.
+SELECT DISTINCT pipeline FROM {schema}.cursor_observations ORDER BY 1
 
 -- name: list_claimed
 -- Jobs that an attempt holds, of one project or of all.
@@ -22,7 +28,7 @@ SELECT (SELECT count(*) FROM {schema}.jobs WHERE project = %(project)s),
        (SELECT count(*) FROM {schema}.job_audit a JOIN {schema}.jobs j USING (job_id)
         WHERE j.project = %(project)s),
        (SELECT count(*) FROM {schema}.cursor_observations
-        WHERE regexp_replace(pipeline, '\.[^.]*$', '') = %(project)s)
+        WHERE pipeline = ANY(%(pipelines)s))
 
 -- name: delete_audit_of_project
 -- Forget what happened to the jobs of a project; this comes first, while the jobs are there.
@@ -36,4 +42,4 @@ DELETE FROM {schema}.jobs WHERE project = %(project)s
 -- name: delete_observations_of_project
 -- Forget what was observed for a project.
 DELETE FROM {schema}.cursor_observations
-WHERE regexp_replace(pipeline, '\.[^.]*$', '') = %(project)s
+WHERE pipeline = ANY(%(pipelines)s)

@@ -1,5 +1,5 @@
--- What a ledger holds of one project, for taking it out. A pipeline is the project's when its name
--- is, and when no other control plane has the fence of its table.
+-- What a ledger holds of one project, for taking it out. Which pairs of pipeline and table are the
+-- project's is found out first (model/ownership.py) and given as two lists.
 
 -- name: list_objects
 -- Everything that lies in a schema by itself; what belongs to a table is not listed beside it.
@@ -20,32 +20,30 @@ ORDER BY 3
 -- Whether a schema is there and this role owns it.
 SELECT pg_has_role(nspowner, 'USAGE') FROM pg_namespace WHERE nspname = %(name)s
 
--- name: list_users
--- Pipelines of others, and control planes that hold a fence here.
-SELECT DISTINCT pipeline_name, NULL::uuid FROM {schema}.etl_state
-UNION
-SELECT DISTINCT pipeline_name, NULL::uuid FROM {schema}.watermark_log
-UNION
-SELECT NULL, control_id FROM {schema}.fences
+-- name: list_pipelines
+-- Pipelines and their tables, and whether another control plane has the fence of the table.
+SELECT p.pipeline_name, p.table_name, EXISTS (
+    SELECT FROM {schema}.fences f
+    WHERE f.resource = p.table_name AND f.control_id IS DISTINCT FROM %(control_id)s::uuid)
+FROM (SELECT pipeline_name, table_name FROM {schema}.etl_state
+      UNION SELECT pipeline_name, table_name FROM {schema}.watermark_log) p
 ORDER BY 1, 2
+
+-- name: list_planes
+-- Control planes that hold a fence here.
+SELECT DISTINCT control_id FROM {schema}.fences
 
 -- name: count_rows
 -- Watermarks, moves and fences of the project.
-SELECT (SELECT count(*) FROM {schema}.etl_state s
-        WHERE starts_with(s.pipeline_name, %(prefix)s)
-          AND position('.' IN substr(s.pipeline_name, length(%(prefix)s) + 1)) = 0
-          AND NOT EXISTS (SELECT FROM {schema}.fences f WHERE f.resource = s.table_name
-                          AND f.control_id IS DISTINCT FROM %(control_id)s::uuid)),
-       (SELECT count(*) FROM {schema}.watermark_log l
-        WHERE starts_with(l.pipeline_name, %(prefix)s)
-          AND position('.' IN substr(l.pipeline_name, length(%(prefix)s) + 1)) = 0
-          AND NOT EXISTS (SELECT FROM {schema}.fences f WHERE f.resource = l.table_name
-                          AND f.control_id IS DISTINCT FROM %(control_id)s::uuid)),
+WITH own AS (
+    SELECT * FROM unnest(%(pipelines)s::text[], %(tables)s::text[]) o(pipeline_name, table_name)
+)
+SELECT (SELECT count(*) FROM {schema}.etl_state JOIN own USING (pipeline_name, table_name)),
+       (SELECT count(*) FROM {schema}.watermark_log JOIN own USING (pipeline_name, table_name)),
        (SELECT count(*) FROM {schema}.fences f
         WHERE f.control_id = %(control_id)s::uuid AND NOT EXISTS (
             SELECT FROM {schema}.etl_state s WHERE s.table_name = f.resource
-              AND NOT (starts_with(s.pipeline_name, %(prefix)s)
-                       AND position('.' IN substr(s.pipeline_name, length(%(prefix)s) + 1)) = 0)))
+              AND (s.pipeline_name, s.table_name) NOT IN (SELECT * FROM own)))
 
 -- name: count_own_markers
 -- Markers of the project's loads, or of all that the log names.
@@ -53,11 +51,8 @@ SELECT count(*) FROM {markers} m
 WHERE EXISTS (
     SELECT FROM {schema}.watermark_log l
     WHERE l.update_id = m.update_id AND l.table_name = m.target_table
-      AND (%(everybody)s OR (
-          starts_with(l.pipeline_name, %(prefix)s)
-          AND position('.' IN substr(l.pipeline_name, length(%(prefix)s) + 1)) = 0
-          AND NOT EXISTS (SELECT FROM {schema}.fences f WHERE f.resource = l.table_name
-                          AND f.control_id IS DISTINCT FROM %(control_id)s::uuid))))
+      AND (%(everybody)s OR (l.pipeline_name, l.table_name) IN (
+          SELECT * FROM unnest(%(pipelines)s::text[], %(tables)s::text[]))))
 
 -- name: delete_own_markers
 -- Forget those loads; this comes first, while the log still names them.
@@ -65,27 +60,20 @@ DELETE FROM {markers} m
 WHERE EXISTS (
     SELECT FROM {schema}.watermark_log l
     WHERE l.update_id = m.update_id AND l.table_name = m.target_table
-      AND (%(everybody)s OR (
-          starts_with(l.pipeline_name, %(prefix)s)
-          AND position('.' IN substr(l.pipeline_name, length(%(prefix)s) + 1)) = 0
-          AND NOT EXISTS (SELECT FROM {schema}.fences f WHERE f.resource = l.table_name
-                          AND f.control_id IS DISTINCT FROM %(control_id)s::uuid))))
+      AND (%(everybody)s OR (l.pipeline_name, l.table_name) IN (
+          SELECT * FROM unnest(%(pipelines)s::text[], %(tables)s::text[]))))
 
 -- name: delete_own_moves
 -- Forget the log of the project.
-DELETE FROM {schema}.watermark_log l
-WHERE starts_with(l.pipeline_name, %(prefix)s)
-  AND position('.' IN substr(l.pipeline_name, length(%(prefix)s) + 1)) = 0
-  AND NOT EXISTS (SELECT FROM {schema}.fences f WHERE f.resource = l.table_name
-                  AND f.control_id IS DISTINCT FROM %(control_id)s::uuid)
+DELETE FROM {schema}.watermark_log
+WHERE (pipeline_name, table_name) IN (
+    SELECT * FROM unnest(%(pipelines)s::text[], %(tables)s::text[]))
 
 -- name: delete_own_states
 -- Forget the watermarks of the project.
-DELETE FROM {schema}.etl_state s
-WHERE starts_with(s.pipeline_name, %(prefix)s)
-  AND position('.' IN substr(s.pipeline_name, length(%(prefix)s) + 1)) = 0
-  AND NOT EXISTS (SELECT FROM {schema}.fences f WHERE f.resource = s.table_name
-                  AND f.control_id IS DISTINCT FROM %(control_id)s::uuid)
+DELETE FROM {schema}.etl_state
+WHERE (pipeline_name, table_name) IN (
+    SELECT * FROM unnest(%(pipelines)s::text[], %(tables)s::text[]))
 
 -- name: delete_own_fences
 -- Forget the fences of tables that nobody else loads; this comes last.
