@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli.options import HERE, Profile, ProjectFolder, given_overrides, open_project
-from tidegate.cli.output import print_line
+from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, given_overrides, open_project
+from tidegate.cli.output import print_json, print_line
 
 
 def up(
@@ -18,6 +18,7 @@ def up(
     ] = None,
     project: ProjectFolder = HERE,
     profile: Profile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run the project's workers together, and stop them together.
 
@@ -39,5 +40,13 @@ def up(
     if concurrency:
         command += ["--concurrency", str(concurrency)]
     members = [Supervised(f"worker {number}", command) for number in range(1, workers + 1)]
-    print_line(f"{opened.name}: {workers} worker process{'es' if workers > 1 else ''}; Ctrl-C ends")
-    raise typer.Exit(Supervisor(members, say=print_line).run())
+    say = _say_nothing if as_json else print_line
+    say(f"{opened.name}: {workers} worker process{'es' if workers > 1 else ''}; Ctrl-C ends")
+    code = Supervisor(members, say=say).run()
+    if as_json:
+        print_json({"project": opened.name, "workers": workers, "exit_code": code})
+    raise typer.Exit(code)
+
+
+def _say_nothing(_: str) -> None:
+    """Only the document at the end goes to standard output."""
