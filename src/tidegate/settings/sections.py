@@ -74,6 +74,7 @@ class WorkerSettings(Section):
     max_attempts: values.Attempts = 5
     concurrency: values.Concurrency = 8
     horizon_warning: values.PositiveDuration = "5 minutes"
+    keep_jobs: values.PositiveDuration = "30 days"
 
     @model_validator(mode="after")
     def _heartbeat_fits_lease(self) -> WorkerSettings:
@@ -109,6 +110,11 @@ class WorkerSettings(Section):
     def horizon_warning_seconds(self) -> float:
         """How long something may hold back vacuum in the control database unnoticed."""
         return parse_duration(self.horizon_warning)
+
+    @property
+    def keep_jobs_seconds(self) -> float:
+        """How long finished jobs are remembered."""
+        return parse_duration(self.keep_jobs)
 
 
 class LedgerSettings(Section):
