@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from typing import Any
 from uuid import UUID
 
-from integration.commands import Done, tidegate
+from integration.commands import Done
 from integration.conftest import Place
 from integration.orders import CREATE, FILL
+from tidegate.cli.main import main
 from tidegate.control.jobs import Jobs
 from tidegate.control.plane import ControlPlane
 from tidegate.control.workers import Worker, Workers
 from tidegate.model.job import SYNC, Claim, JobRequest, JobStatus, LockAt
+from tidegate.model.relation import Endpoint
 from tidegate.postgres.connect import Connection
 from tidegate.project import Project
+from tidegate.runtime.claiming import table_resource
 
 CUSTOMERS = {
     "name": "customers",
@@ -46,15 +51,29 @@ class Desk:
         return Jobs(self.plane)
 
     def run(self, *arguments: str) -> Done:
-        return tidegate(self.place.folder, *arguments)
+        """A command, in this process: a new one takes seconds."""
+        out, err = StringIO(), StringIO()
+        before = sys.argv
+        sys.argv = ["tidegate", *arguments, "--project", str(self.place.folder)]
+        try:
+            with redirect_stdout(out), redirect_stderr(err):
+                main()
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 0
+        finally:
+            sys.argv = before
+        return Done(code, out.getvalue(), err.getvalue())
 
     def submit(self, name: str = "orders", **options: Any) -> UUID:
-        """A job straight into the store, with a table of its own unless the test says which."""
+        """A job straight into the store, with a table named like it."""
         values: dict[str, Any] = {
             "project": self.project.name,
             "kind": SYNC,
             "name": name,
-            "resource": f"postgres:1/{name}",
+            "resource": table_resource(
+                self.project.context, Endpoint.parse(f"warehouse:raw.{name}")
+            ),
             "payload": {"target": f"warehouse:raw.{name}", "full_refresh": False},
             "lock_at": LockAt.CLAIM,
             **options,
@@ -92,9 +111,9 @@ class Desk:
 
     def age(self, job_id: UUID, days: int) -> None:
         self.control.execute(
-            "UPDATE tidegate_control.jobs SET submitted_at = submitted_at - %(age)s,"
-            " started_at = started_at - %(age)s, finished_at = finished_at - %(age)s"
-            " WHERE job_id = %(job_id)s",
+            "UPDATE tidegate_control.jobs j SET submitted_at = submitted_at - age,"
+            " started_at = started_at - age, finished_at = finished_at - age"
+            " FROM (SELECT %(age)s::interval AS age) a WHERE j.job_id = %(job_id)s",
             {"age": f"{days} days", "job_id": job_id},
         )
 

@@ -26,8 +26,10 @@ class Answer:
 
     @property
     def text(self) -> str:
+        if self.status is JobStatus.DONE:
+            return "done: its load was published before the cancel could reach it"
         if self.status is not JobStatus.CANCELLED:
-            return f"{self.status}: its load was published before the cancel could reach it"
+            return f"{self.status}: it ended so before the cancel could reach it"
         if not self.loads:
             return "cancelled: nothing of it was published"
         loads = "1 load" if self.loads == 1 else f"{self.loads} loads"
@@ -51,10 +53,8 @@ def cancel_all(context: Context, ids: Sequence[str]) -> list[Answer]:
     from tidegate.insight.control_session import control_session
     from tidegate.insight.jobs import show_job
 
-    found = list(
-        {one.record.job_id: one for one in (show_job(context, text) for text in ids)}.values()
-    )
-    for one in found:
+    found = {one.record.job_id: one for one in (show_job(context, text) for text in ids)}
+    for one in found.values():
         if one.record.status.is_terminal:
             raise UsageError(
                 f"job {one.record.job_id} ({one.record.name}) is {one.record.status} already; "

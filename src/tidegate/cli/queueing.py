@@ -131,7 +131,7 @@ def _submit(
             later = f", to run in {order.delay_seconds:g} s"
         said = f"queued as job {found.job_id}{later}"
     else:
-        said = f"not queued again: job {found.job_id} does this, {found.state()}"
+        said = f"not queued again: it is job {found.job_id} already ({found.state()})"
     return {"sync": sync.name, "job": found.job_id, "created": found.created, "said": said}
 
 

@@ -266,11 +266,12 @@ WITH old AS (
     WHERE j.submitted_at < now() - %(older_than)s * interval '1 second'
       AND j.finished_at < now() - %(older_than)s * interval '1 second'
       AND j.status IN ('done', 'failed', 'cancelled')
-      AND (j.status <> 'done' OR EXISTS (
-          SELECT FROM {schema}.jobs newer
-          WHERE newer.project = j.project AND newer.name = j.name AND newer.kind = j.kind
-            AND newer.status = 'done'
-            AND (newer.submitted_at, newer.job_id) > (j.submitted_at, j.job_id)))
+      AND (j.status <> 'done' OR j.job_id <> (
+          SELECT newest.job_id FROM {schema}.jobs newest
+          WHERE newest.project = j.project AND newest.name = j.name AND newest.kind = j.kind
+            AND newest.status = 'done'
+          ORDER BY newest.submitted_at DESC, newest.job_id DESC
+          LIMIT 1))
     ORDER BY j.submitted_at
     LIMIT %(limit)s
     FOR UPDATE OF j SKIP LOCKED
