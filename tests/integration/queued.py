@@ -98,6 +98,12 @@ class Desk:
         assert self.jobs.finish(self.control, claim, status, actor="tester", error=error)
         return job_id
 
+    def give_back(self, claim: Claim, error: str, delay_seconds: float = 0.0) -> None:
+        """The attempt fails, and the job is to be tried again."""
+        assert self.jobs.give_back(
+            self.control, claim, actor="tester", error=error, delay_seconds=delay_seconds
+        )
+
     def load(self, claim: Claim, update_id: str, rows: int = 10) -> None:
         detail = {
             "update_id": update_id,

@@ -43,7 +43,7 @@ def expire(desk: Desk, seconds: int) -> None:
 def test_a_running_job_shows_its_attempts_loads_lease_lock_and_history(desk: Desk) -> None:
     job_id = desk.submit()
     first = desk.claim(job_id)
-    assert desk.jobs.give_back(desk.control, first, actor="tester", error="it broke\n  mend it")
+    desk.give_back(first, "it broke\n  mend it")
     claim = desk.claim(job_id, lease_seconds=100)
     desk.load(claim, "u1", rows=1200)
     desk.load(claim, "u2", rows=34)
@@ -115,7 +115,7 @@ def test_a_job_for_later_says_when_and_one_for_a_free_table_that_it_is_free(desk
 def test_a_job_that_is_tried_again_later_says_when_and_how_often_still(desk: Desk) -> None:
     job_id = desk.submit(max_attempts=3)
     claim = desk.claim(job_id)
-    assert desk.jobs.give_back(desk.control, claim, actor="x", error="y", delay_seconds=500)
+    desk.give_back(claim, "y", delay_seconds=500)
     advice = advise(detail(desk, job_id))[0]
     assert "it is tried again at 20" in advice
     assert "1 errors and 0 crashes so far, 3 of either end it" in advice
@@ -129,7 +129,7 @@ def test_a_waiting_job_that_nobody_takes_says_what_to_start(desk: Desk) -> None:
 
 def test_a_dead_job_says_that_its_attempts_are_used_up_and_how_to_retry(desk: Desk) -> None:
     job_id = desk.submit(max_attempts=2)
-    assert desk.jobs.give_back(desk.control, desk.claim(job_id), actor="x", error="one")
+    desk.give_back(desk.claim(job_id), "one")
     desk.jobs.finish(
         desk.control, desk.claim(job_id), JobStatus.FAILED, actor="x", error="two\n  mend it"
     )

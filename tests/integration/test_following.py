@@ -95,9 +95,7 @@ def test_a_shown_job_is_followed_without_telling_twice_and_a_failure_ends_with_1
     desk.load(claim, "u1")
     with following(desk, "job", "show", str(job_id), "--follow") as process:
         until(process, f"to stop it: tidegate job cancel {job_id}")
-        assert desk.jobs.give_back(
-            desk.control, claim, actor="x", error="it broke", delay_seconds=0
-        )
+        desk.give_back(claim, "it broke")
         assert process.stdout is not None
         assert process.stdout.readline() == "orders: waiting: it broke\n"
         again = desk.claim(job_id)
