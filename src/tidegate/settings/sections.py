@@ -71,10 +71,10 @@ class WorkerSettings(Section):
     heartbeat: values.PositiveDuration = "30s"
     publish_timeout: values.PositiveDuration = "1 hour"
     lock_timeout: values.PositiveDuration = "10s"
+    keep_jobs: values.PositiveDuration = "30 days"
     max_attempts: values.Attempts = 5
     concurrency: values.Concurrency = 8
     horizon_warning: values.PositiveDuration = "5 minutes"
-    keep_jobs: values.PositiveDuration = "30 days"
 
     @model_validator(mode="after")
     def _heartbeat_fits_lease(self) -> WorkerSettings:
