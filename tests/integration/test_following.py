@@ -76,13 +76,16 @@ def test_a_queued_run_is_followed_from_its_submission_to_its_end(desk: Desk) -> 
         def work() -> None:
             desk.load(claim, "u1", rows=1500)
             desk.load(claim, "u2", rows=5)
-            assert desk.jobs.finish(desk.control, claim, JobStatus.DONE, actor="tester")
+            result = {"loads": 2, "rows": 1505}
+            assert desk.jobs.finish(
+                desk.control, claim, JobStatus.DONE, actor="tester", result=result
+            )
 
         thread = Thread(target=work)
         thread.start()
         assert "1,500 rows" in until(process, "orders: load 1")
         assert "5 rows" in until(process, "orders: load 2")
-        until(process, "orders: done")
+        assert until(process, "orders: done") == "orders: done, 2 loads, 1,505 rows\n"
         thread.join()
         assert process.wait(timeout=60) == DONE
 

@@ -97,8 +97,12 @@ def action_text(action: JobAction) -> str:
 
 
 def pairs(values: dict[str, Any]) -> str:
-    """Values of a document in one line."""
-    return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
+    """Values of a document in one line, without those that say nothing."""
+    return ", ".join(
+        name if value is True else f"{name} {value}"
+        for name, value in values.items()
+        if value is not None and value is not False
+    )
 
 
 def state_text(line: JobLine) -> str:
@@ -106,6 +110,8 @@ def state_text(line: JobLine) -> str:
     at = where(line)
     if line.state is JobState.RUNNING and at:
         return f"{line.name}: running, attempt {line.attempt_count}, {at}"
+    if line.state is JobState.DONE and line.loads is not None and line.rows is not None:
+        return f"{line.name}: done, {line.loads} loads, {line.rows:,} rows"
     if line.state in (JobState.LATER, JobState.BACKOFF):
         text = f"{line.name}: {line.state.value}, {moment(line.visible_at)}"
     else:

@@ -35,6 +35,8 @@ class JobLine:
     cancel_requested_by: str | None
     error: str | None
     progress: dict[str, Any] | None
+    loads: int | None
+    rows: int | None
     visible_at: datetime | None
     claimed_at: datetime | None
     lease_until: datetime | None

@@ -36,8 +36,8 @@ def advise(detail: JobDetail) -> list[str]:
             return [f"to stop it: tidegate job cancel {line.job_id}"]
         case JobState.OVERDUE | JobState.LOST:
             return [
-                "it is stuck, and nothing of it can be published any more once another takes it "
-                "over; the next worker or run does so by itself" + _by_hand(detail),
+                "it is stuck: the next worker or run takes it over by itself, and after that the "
+                "old process can publish nothing" + _by_hand(detail),
                 cancel,
             ]
         case JobState.CANCELLING:
@@ -82,7 +82,7 @@ def _for_a_worker(detail: JobDetail) -> str:
 def _by_hand(detail: JobDetail) -> str:
     record = detail.record
     if record.kind == SYNC and "command" not in record.payload:
-        return f", at once: tidegate run {record.name}"
+        return f"; to have it done now: tidegate run {record.name}"
     return ""
 
 

@@ -4,7 +4,8 @@
 -- Jobs of a project, the newest first, with who works on each and what it waits for.
 SELECT j.job_id, j.kind, j.name, j.status, j.attempt_count, j.error_count, j.crash_count,
        j.max_attempts, j.priority, j.submitted_at, j.started_at, j.finished_at,
-       j.cancel_requested_at, j.cancel_requested_by, j.error, j.progress, q.visible_at,
+       j.cancel_requested_at, j.cancel_requested_by, j.error, j.progress,
+       (j.result ->> 'loads')::int, (j.result ->> 'rows')::bigint, q.visible_at,
        q.claimed_at, q.lease_until, q.attempt_id, q.claimed_by, w.host, w.pid, w.command,
        w.beat_at,
        CASE WHEN w.worker_id IS NULL THEN false ELSE EXISTS (
