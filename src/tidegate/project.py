@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from tidegate.control.workers import user_name
 from tidegate.errors import UsageError
 from tidegate.insight.adoption import examine, record_adoption
+from tidegate.insight.following import QueuedJob
 from tidegate.insight.markers import Marker
 from tidegate.insight.superseded import (
     Vacuumed,
@@ -23,7 +26,7 @@ from tidegate.kinds import handlers_of
 from tidegate.model.adoption import Adoption, StartingPoint
 from tidegate.model.explanation import Explanation
 from tidegate.model.group import Group
-from tidegate.model.job import SYNC, VACUUM
+from tidegate.model.job import SYNC, VACUUM, Submitted
 from tidegate.model.load import LoadResult
 from tidegate.model.publish import Publish, PublishReport
 from tidegate.model.relation import Endpoint
@@ -38,9 +41,11 @@ from tidegate.runtime.hold import hold_table
 from tidegate.runtime.many import ManyReport, SyncEnd, run_many
 from tidegate.runtime.publisher import Publisher
 from tidegate.runtime.runner import Runner, RunOptions, RunReport
+from tidegate.runtime.submitting import QueueOptions, submit_sync
 from tidegate.runtime.sweeper import Sweeper, SweepLoop
 from tidegate.runtime.worker import Worker, WorkerOptions
 from tidegate.settings import Settings, find_project, load_settings
+from tidegate.settings.durations import parse_duration
 from tidegate.settings.publish import read_publish
 from tidegate.spark.frame import require_frame
 
@@ -177,6 +182,33 @@ class Project:
             step=step,
             ended=ended,
         )
+
+    def submit(
+        self,
+        name: str | Sync,
+        *,
+        full_refresh: bool = False,
+        priority: int = 0,
+        at: datetime | None = None,
+        delay: str | float = 0.0,
+        idempotency_key: str | None = None,
+    ) -> QueuedJob:
+        """Queue a sync for a worker; one that waits or runs already is not queued twice."""
+        try:
+            delay_seconds = parse_duration(delay)
+        except ValueError as error:
+            raise UsageError(f"delay = {delay!r}", f"expected {error}") from None
+        order = QueueOptions(priority, at, delay_seconds, idempotency_key)
+        sync = name if isinstance(name, Sync) else self.sync(name, fresh=full_refresh)
+        submitted = submit_sync(
+            self.context,
+            sync,
+            RunOptions(full_refresh),
+            order,
+            actor=f"{user_name()} (tidegate run --queue)",
+        )
+        assert submitted.job_id is not None
+        return QueuedJob(self.context, submitted.job_id, submitted.outcome is Submitted.QUEUED)
 
     def publish(
         self,

@@ -12,7 +12,9 @@ from tidegate.cli import adopt as adopt_module
 from tidegate.cli import db as db_module
 from tidegate.cli import demo as demo_module
 from tidegate.cli import doctor as doctor_module
+from tidegate.cli import drain as drain_module
 from tidegate.cli import init as init_module
+from tidegate.cli import job as job_module
 from tidegate.cli import marker as marker_module
 from tidegate.cli import plan as plan_module
 from tidegate.cli import prove as prove_module
@@ -55,6 +57,8 @@ app.command("sweeper")(sweeper_module.sweeper)
 app.command("up")(up_module.up)
 app.add_typer(watermark_module.app, name="watermark")
 app.add_typer(marker_module.app, name="marker")
+app.add_typer(job_module.app, name="job")
+app.add_typer(drain_module.app, name="drain")
 app.add_typer(db_module.app, name="db")
 
 

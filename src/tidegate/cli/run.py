@@ -23,6 +23,7 @@ from tidegate.cli.options import (
     open_project,
 )
 from tidegate.cli.output import print_error, print_json, print_line, working
+from tidegate.cli.queueing import queue_syncs, read_delay, read_moment, refuse_options
 from tidegate.errors import TidegateError
 
 if TYPE_CHECKING:
@@ -49,6 +50,26 @@ def run(
         int | None, typer.Option(min=1, help="How many syncs run side by side.")
     ] = None,
     take_over: TakeOver = False,
+    queue: Annotated[
+        bool, typer.Option("--queue", help="Queue it for a worker instead of running it here.")
+    ] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="With --queue: watch until it ends.")
+    ] = False,
+    priority: Annotated[
+        int | None,
+        typer.Option(min=-1000, max=1000, help="With --queue: higher ones go first; 0 by default."),
+    ] = None,
+    at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="With --queue: not before this time.")
+    ] = None,
+    delay: Annotated[
+        str | None, typer.Option(metavar="DURATION", help='With --queue: wait, such as "10 min".')
+    ] = None,
+    idempotency_key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="With --queue: whoever repeats it gets the same job."),
+    ] = None,
     project: ProjectFolder = HERE,
     profile: Profile = None,
     as_json: AsJson = False,
@@ -57,7 +78,34 @@ def run(
 
     Example: tidegate run orders customers
     """
+    here = {
+        "--max-batches": max_batches is not None,
+        "--concurrency": concurrency is not None,
+        "--take-over": take_over,
+    }
+    queued = {
+        "--follow": follow,
+        "--priority": priority is not None,
+        "--at": at is not None,
+        "--delay": delay is not None,
+        "--idempotency-key": idempotency_key is not None,
+    }
+    refuse_options(here if queue else queued, queue=queue)
     opened = open_project(project, profile)
+    if queue:
+        from tidegate.runtime.submitting import QueueOptions
+
+        order = QueueOptions(priority or 0, read_moment(at), read_delay(delay), idempotency_key)
+        wanted = choose_syncs(names or [], all_, opened.names)
+        queue_syncs(
+            opened,
+            opened.expand(wanted, fresh=full_refresh),
+            order,
+            full_refresh=full_refresh,
+            follow=follow,
+            as_json=as_json,
+        )
+        return
     chosen = opened.expand(choose_syncs(names or [], all_, opened.names), fresh=full_refresh)
     started = time.monotonic()
     screen = _Screen(len(chosen), quiet=as_json)

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidegate.cli.moments import span
 from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, SyncNamesOrAll, open_project
 from tidegate.cli.output import print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from tidegate.insight.queue import QueueStatus
     from tidegate.insight.status import SyncStatus
 
 
@@ -54,6 +56,7 @@ def status(
         for one in found.syncs:
             for line in _notes(one):
                 print_line(f"{one.sync}: {line}")
+        _print_queue(found.queue)
         if found.control_unreachable:
             print_line(f"control database: {found.control_unreachable}")
         horizon = found.vacuum_horizon
@@ -63,6 +66,22 @@ def status(
             print_line(f"control database: {remark.found}; {remark.fix}")
     if check and not found.is_well:
         raise typer.Exit(1)
+
+
+def _print_queue(queue: QueueStatus) -> None:
+    """Jobs when there is something to say, and the workers that are there."""
+    if queue.is_worth_a_line:
+        for text in queue.lines():
+            print_line(f"jobs: {text}")
+    for one in queue.workers:
+        if not one.is_worth_a_line:
+            continue
+        takes = f"takes {', '.join(one.kinds)}, " if one.kinds else ""
+        state = "" if one.is_connected else ", silent: its session is gone"
+        print_line(
+            f"worker: {one}, {takes}{one.jobs} of {one.concurrency} jobs, last beat "
+            f"{span(one.silent_seconds)} ago{state}"
+        )
 
 
 def _notes(status: SyncStatus) -> list[str]:
@@ -100,15 +119,8 @@ def _behind(status: SyncStatus) -> str:
     if lag.rows is not None:
         parts.append(f"{'more than ' if lag.rows_are_capped else ''}{lag.rows:,} rows")
     if lag.seconds is not None and lag.rows != 0:
-        parts.append(_span(lag.seconds))
+        parts.append(span(lag.seconds))
     return ", ".join(parts) or "unknown (no index on the cursor)"
-
-
-def _span(seconds: float) -> str:
-    for limit, unit, name in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
-        if seconds < limit:
-            return f"{seconds / unit:.0f} {name}"
-    return f"{seconds / 86400:.0f} days"
 
 
 def _when(moment: datetime | None) -> str:

@@ -38,7 +38,7 @@ def sweeper(
             else:
                 print_line(
                     f"{swept.reclaimed} jobs taken back, {swept.cancelled} cancels ended, "
-                    f"{swept.staging} staging tables dropped"
+                    f"{swept.staging} staging tables dropped, {swept.forgotten} jobs forgotten"
                 )
             return
         with Shutdown(lambda _: 0):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -13,6 +13,8 @@ from psycopg import sql
 
 from tidegate.control.job_records import JobRecords, RecentJob
 from tidegate.errors import ConnectionFailed, TidegateError
+from tidegate.insight.control_session import has_jobs
+from tidegate.insight.queue import QueueStatus, read_queue
 from tidegate.insight.vacuum_horizon import read_vacuum_horizon
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.cursor import CursorType
@@ -99,12 +101,13 @@ class SyncStatus:
 
 @dataclass(frozen=True, slots=True)
 class ProjectStatus:
-    """The syncs of a project, and what holds back vacuum in its control database."""
+    """The syncs of a project, its queue, and what holds back vacuum in its control database."""
 
     project: str
     syncs: tuple[SyncStatus, ...]
     vacuum_horizon: VacuumHorizon
     control_unreachable: str | None
+    queue: QueueStatus = field(default_factory=QueueStatus)
 
     @property
     def is_well(self) -> bool:
@@ -115,7 +118,7 @@ def read_status(context: Context, syncs: Iterable[Sync]) -> ProjectStatus:
     """Look at every given sync; what cannot be reached is said, not raised."""
     with Sessions(context) as sessions:
         jobs: dict[str, RecentJob] | None = None
-        horizon, unreachable = VacuumHorizon(), None
+        horizon, queue, unreachable = VacuumHorizon(), QueueStatus(), None
         try:
             control = sessions.control()
             project = context.settings.project.name
@@ -127,10 +130,12 @@ def read_status(context: Context, syncs: Iterable[Sync]) -> ProjectStatus:
                 context.plane,
                 context.settings.worker.horizon_warning_seconds,
             )
+            if control is not None and has_jobs(context.plane, control):
+                queue = read_queue(context.plane, control, project)
         except (TidegateError, psycopg.Error) as error:
             unreachable = _words(error)
         found = tuple(_Look(sessions, sync, jobs).status() for sync in syncs)
-    return ProjectStatus(context.settings.project.name, found, horizon, unreachable)
+    return ProjectStatus(context.settings.project.name, found, horizon, unreachable, queue)
 
 
 @dataclass(slots=True)

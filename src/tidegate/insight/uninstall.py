@@ -27,6 +27,7 @@ from tidegate.insight.premises import (
     own_observed,
     own_states,
 )
+from tidegate.insight.workers import read_workers
 from tidegate.model.identity import DatabaseIdentity
 from tidegate.model.job import Holder, JobStatus
 from tidegate.model.relation import Relation
@@ -126,6 +127,7 @@ def _no_job(context: Context, project: str | None) -> Iterator[Connection]:
             if exists:
                 _lock(control, plane.schema, ("jobs", "job_queue", "table_locks"), "control")
                 _refuse_live(context, control, project)
+                _refuse_workers(context, control, project)
             yield control
 
 
@@ -139,6 +141,16 @@ def _refuse_live(context: Context, control: Connection, project: str | None) -> 
         if holder.attempt_id not in dead:
             raise BusyError(
                 f"{holder} is at work", "wait until it has finished, or end it, then try again"
+            )
+
+
+def _refuse_workers(context: Context, control: Connection, project: str | None) -> None:
+    """A worker that waits for jobs would find its tables gone."""
+    for worker in read_workers(context.plane, control, project):
+        if worker.is_connected:
+            raise BusyError(
+                f"a worker of project {project or 'any'} is there: {worker}; nothing was removed",
+                f"stop it on {worker.host}, as with: kill {worker.pid}; then try again",
             )
 
 

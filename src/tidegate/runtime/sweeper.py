@@ -13,6 +13,7 @@ import psycopg
 from tidegate.control.cancels import Cancelling, Cancels
 from tidegate.control.dead import DeadAttempt, DeadAttempts
 from tidegate.control.jobs import Jobs
+from tidegate.control.retention import prune
 from tidegate.errors import TidegateError
 from tidegate.log import log
 from tidegate.model.relation import Endpoint
@@ -33,6 +34,7 @@ class Swept:
     reclaimed: int = 0
     cancelled: int = 0
     staging: int = 0
+    forgotten: int = 0
 
 
 class Sweeper:
@@ -55,6 +57,7 @@ class Sweeper:
             sum(self._try(one, partial(self._reclaim, control, one)) for one in dead),
             sum(self._try(one, partial(self._end_cancel, control, one)) for one in half),
             self._sweep_staging(control, at_once=staging),
+            prune(control, self._context.plane, self._context.settings.worker.keep_jobs_seconds),
         )
 
     def _reclaim(self, control: Connection, dead: DeadAttempt) -> bool:
@@ -121,6 +124,7 @@ class SweepLoop:
                         reclaimed=swept.reclaimed,
                         cancelled=swept.cancelled,
                         staging=swept.staging,
+                        forgotten=swept.forgotten,
                     )
             except (psycopg.Error, TidegateError) as error:
                 log.warning("sweep_failed", error=str(error).splitlines()[0])

@@ -71,6 +71,7 @@ class WorkerSettings(Section):
     heartbeat: values.PositiveDuration = "30s"
     publish_timeout: values.PositiveDuration = "1 hour"
     lock_timeout: values.PositiveDuration = "10s"
+    keep_jobs: values.PositiveDuration = "30 days"
     max_attempts: values.Attempts = 5
     concurrency: values.Concurrency = 8
     horizon_warning: values.PositiveDuration = "5 minutes"
@@ -133,6 +134,11 @@ class WorkerSettings(Section):
     def horizon_warning_seconds(self) -> float:
         """How long something may hold back vacuum in the control database unnoticed."""
         return parse_duration(self.horizon_warning)
+
+    @property
+    def keep_jobs_seconds(self) -> float:
+        """How long finished jobs are remembered."""
+        return parse_duration(self.keep_jobs)
 
 
 class LedgerSettings(Section):

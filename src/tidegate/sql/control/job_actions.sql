@@ -14,3 +14,8 @@ RETURNING position
 -- The steps of a job, in order.
 SELECT position, attempt_id, action, detail, finished_at FROM {schema}.job_actions
 WHERE job_id = %(job_id)s ORDER BY position
+
+-- name: list_actions_after
+-- The steps of a job beyond those that a watcher has seen.
+SELECT position, attempt_id, action, detail, finished_at FROM {schema}.job_actions
+WHERE job_id = %(job_id)s AND position > %(position)s ORDER BY position

@@ -1,0 +1,189 @@
+"""How jobs look on the screen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tidegate.cli.moments import moment, span
+from tidegate.cli.output import print_line, print_table
+from tidegate.model.job_state import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tidegate.control.job_lists import JobLine
+    from tidegate.control.job_records import JobAction
+    from tidegate.insight.jobs import JobDetail
+
+
+def print_jobs(jobs: Sequence[JobLine]) -> None:
+    """A table of jobs, with ids as short as tell them apart."""
+    from tidegate.insight.job_ids import short_ids
+
+    ids = short_ids([one.job_id for one in jobs])
+    print_table(
+        ("id", "kind", "name", "state", "tries", "age", "took", "where", "error"),
+        [
+            (
+                ids[one.job_id],
+                one.kind,
+                one.name,
+                one.state.value,
+                f"{one.attempt_count}/{one.max_attempts}",
+                span(one.age_seconds),
+                "" if one.duration_seconds is None else span(one.duration_seconds),
+                where(one),
+                (one.error or "").partition("\n")[0],
+            )
+            for one in jobs
+        ],
+    )
+
+
+def where(line: JobLine) -> str:
+    """The process that works on a job."""
+    if line.worker_id is None:
+        return ""
+    return f"process {line.pid} on {line.host}" if line.pid is not None else line.worker_id
+
+
+def print_job(detail: JobDetail) -> None:
+    """Everything about one job, the state first and what to do about it last."""
+    from tidegate.insight.job_advice import advise
+
+    line, record = detail.line, detail.record
+    print_line(f"job {line.job_id}: {line.kind} {line.name}, {line.state.value}")
+    for name, value in _facts(detail):
+        print_line(f"  {name}: {value}")
+    if detail.attempts:
+        print_line("attempts:")
+        for number, one in enumerate(detail.attempts, 1):
+            ended = f" to {moment(one.finished_at)}" if one.finished_at else ""
+            print_line(
+                f"  {number}. {one.outcome or 'at work'}, {one.where}, {moment(one.started_at)}"
+                f"{ended}, fence {one.fence}, attempt {one.attempt_id}"
+            )
+            if one.error:
+                print_line("     " + one.error.replace("\n", "; "))
+    if detail.actions:
+        print_line(f"steps ({len(detail.loads)} loads, {detail.rows:,} rows):")
+        for action in detail.actions:
+            print_line(f"  {moment(action.finished_at)} {action_text(action)}")
+    print_line("what happened:")
+    for event in detail.audit:
+        about = f": {event.detail}".replace("\n", "; ") if event.detail else ""
+        print_line(f"  {moment(event.at)} {event.event}, {event.actor}{about}")
+    if record.error:
+        print_line("error:")
+        for text in record.error.splitlines():
+            print_line(f"  {text.strip()}")
+    advice = advise(detail)
+    if advice:
+        print_line("what to do:")
+        for text in advice:
+            print_line(f"  {text}")
+
+
+def action_text(action: JobAction) -> str:
+    """One step that a job has done."""
+    found = action.detail
+    if action.action != "load":
+        return f"{action.action} {pairs(found)}".rstrip()
+    rejected = f", {found['rejected']:,} rejected" if found.get("rejected") else ""
+    return (
+        f"load {action.position}: {found.get('rows', 0):,} rows, {found.get('changed', 0):,} "
+        f"changed{rejected}, {found.get('batch', '')}, {found.get('seconds', 0):.1f} s"
+    )
+
+
+def pairs(values: dict[str, Any]) -> str:
+    """Values of a document in one line, without those that say nothing."""
+    return ", ".join(
+        name if value is True else f"{name} {value}"
+        for name, value in values.items()
+        if value is not None and value is not False
+    )
+
+
+def state_text(line: JobLine) -> str:
+    """A change of state in one line, for whoever follows a job."""
+    at = where(line)
+    if line.state is JobState.RUNNING and at:
+        return f"{line.name}: running, attempt {line.attempt_count}, {at}"
+    if line.state is JobState.DONE and line.loads is not None and line.rows is not None:
+        return f"{line.name}: done, {line.loads} loads, {line.rows:,} rows"
+    if line.state in (JobState.LATER, JobState.BACKOFF):
+        text = f"{line.name}: {line.state.value}, {moment(line.visible_at)}"
+    else:
+        text = f"{line.name}: {line.state.value}"
+    return text + (f": {line.error}".replace("\n", "; ") if line.error else "")
+
+
+def _facts(detail: JobDetail) -> list[tuple[str, str]]:
+    line, record = detail.line, detail.record
+    target = record.payload.get("target") or record.resource
+    options = {name: value for name, value in record.payload.items() if name != "target"}
+    found = [
+        ("into", str(target) if target else ""),
+        ("with", pairs(options)),
+        ("submitted", f"{moment(record.submitted_at)} by {record.submitted_by}"),
+        ("retry of", str(record.retry_of or "")),
+        ("retried as", str(detail.retried_as or "")),
+        ("priority", str(record.priority) if record.priority else ""),
+        (
+            "tries",
+            f"{record.attempt_count} so far, {record.error_count} errors, {record.crash_count} "
+            f"crashes; {record.max_attempts} of either end it",
+        ),
+        ("started", moment(record.started_at)),
+        ("finished", moment(record.finished_at)),
+        ("took", "" if line.duration_seconds is None else span(line.duration_seconds)),
+        ("works on it", _worker(line)),
+        ("lease", _lease(line)),
+        ("lock", _lock(detail)),
+        ("progress", pairs(record.progress or {}) if not record.status.is_terminal else ""),
+        ("result", _result(record.result)),
+    ]
+    return [(name, value) for name, value in found if value]
+
+
+def _worker(line: JobLine) -> str:
+    if line.worker_id is None:
+        return ""
+    beat = ""
+    if line.beat_at is not None:
+        beat = f", last beat {span((line.seen_at - line.beat_at).total_seconds())} ago"
+    session = "" if line.worker_is_connected else ", its session is gone"
+    command = f" ({line.command})" if line.command else ""
+    return f"{where(line)}{command}{beat}{session}"
+
+
+def _lease(line: JobLine) -> str:
+    if line.lease_until is None:
+        return ""
+    left = (line.lease_until - line.seen_at).total_seconds()
+    if line.state is JobState.CANCELLING:
+        return "" if left > 0 else "whoever cancels it has not ended it: the next worker does"
+    if left <= 0:
+        return f"ran out {span(-left)} ago: the next worker or run takes it over"
+    if not line.worker_is_connected:
+        return f"{span(left)} left, but the next worker or run takes it over at once"
+    return f"{span(left)} left"
+
+
+def _lock(detail: JobDetail) -> str:
+    record, holder = detail.record, detail.lock_holder
+    if record.resource is None or record.status.is_terminal:
+        return ""
+    if holder is None:
+        return f"{record.resource} is free; taken when it starts"
+    if holder.job_id == record.job_id:
+        return f"has {record.resource}"
+    return f"waits for {record.resource}, held by {holder}"
+
+
+def _result(result: dict[str, Any] | None) -> str:
+    if not result:
+        return ""
+    shown = ("loads", "rows", "changed", "rejected", "watermark", "found_nothing")
+    return pairs({name: result[name] for name in shown if result.get(name) is not None})

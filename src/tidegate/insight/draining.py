@@ -1,0 +1,48 @@
+"""Taking no new jobs in, for all projects of a control database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.control.plane import ControlPlane, Draining
+from tidegate.insight.control_session import control_session
+from tidegate.pipeline.context import Context
+from tidegate.postgres.connect import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class DrainStatus:
+    """Whether new jobs are taken in, and what is left to be done."""
+
+    draining: Draining | None = None
+    queued: int = 0
+    running: int = 0
+
+
+def read_draining(context: Context) -> DrainStatus:
+    """How it stands; changes nothing."""
+    with control_session(context) as connection:
+        return DrainStatus() if connection is None else _read(context.plane, connection)
+
+
+def start_draining(context: Context, actor: str) -> tuple[DrainStatus, bool]:
+    """Take no new jobs in; says as well whether that is new."""
+    context.control_id()  # so that there is a control plane to drain
+    with context.plane.connect() as connection:
+        changed = context.plane.start_draining(connection, actor)
+        return _read(context.plane, connection), changed
+
+
+def stop_draining(context: Context) -> tuple[DrainStatus, bool]:
+    """Take jobs in again; says as well whether that is new."""
+    with control_session(context) as connection:
+        if connection is None:
+            return DrainStatus(), False
+        changed = context.plane.stop_draining(connection)
+        return _read(context.plane, connection), changed
+
+
+def _read(plane: ControlPlane, connection: Connection) -> DrainStatus:
+    row = connection.execute(plane.statement("job_lists", "count_unfinished"), {}).fetchone()
+    assert row is not None
+    return DrainStatus(plane.draining(connection), *row)
