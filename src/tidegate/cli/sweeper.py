@@ -32,7 +32,7 @@ def sweeper(
         if once:
             opened.context.control_id()
             with opened.context.plane.connect() as control:
-                swept = loop.sweeper.run_once(control, staging=True)
+                swept = loop.sweeper.run_once(control, tidy=True)
             if as_json:
                 print_json(swept)
             else:

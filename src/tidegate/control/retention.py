@@ -12,7 +12,7 @@ def prune(
 ) -> int:
     """Forget at most `limit` of them, in one transaction; 0 when there is nothing left to do.
 
-    The newest job that is done stays for each name, however old: the next run goes by its result.
+    The newest job that is done stays for each sync, however old: the next run goes by its result.
     """
     if older_than_seconds <= 0 or limit < 1:
         raise UsageError(

@@ -24,7 +24,8 @@ from tidegate.runtime.lease import now
 from tidegate.runtime.reclaim import bury
 from tidegate.runtime.targets import destination_of_job
 
-_STAGING_SECONDS = 600.0
+_TIDY_SECONDS = 600.0
+_MOST_CHUNKS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +47,22 @@ class Sweeper:
         self._context = context
         self._actor = actor
         self._targets = targets
-        self._staging_at = now() + _STAGING_SECONDS * random.random()
+        self._tidy_at = now() + _TIDY_SECONDS * random.random()
 
-    def run_once(self, control: Connection, *, staging: bool = False) -> Swept:
-        """One sweep; a job that cannot be swept is told and does not stop the others."""
+    def run_once(self, control: Connection, *, tidy: bool = False) -> Swept:
+        """One sweep; a job that cannot be swept is told and does not stop the others.
+
+        What has no hurry, staging tables and old jobs, is tidied up every ten minutes.
+        """
         project = self._context.settings.project.name
         dead = DeadAttempts(self._context.plane).list(control, project=project)
         half = Cancels(self._context.plane).list_half_done(control, project)
-        return Swept(
-            sum(self._try(one, partial(self._reclaim, control, one)) for one in dead),
-            sum(self._try(one, partial(self._end_cancel, control, one)) for one in half),
-            self._sweep_staging(control, at_once=staging),
-            prune(control, self._context.plane, self._context.settings.worker.keep_jobs_seconds),
-        )
+        reclaimed = sum(self._try(one, partial(self._reclaim, control, one)) for one in dead)
+        cancelled = sum(self._try(one, partial(self._end_cancel, control, one)) for one in half)
+        if now() < self._tidy_at and not tidy:
+            return Swept(reclaimed, cancelled)
+        self._tidy_at = now() + _TIDY_SECONDS
+        return Swept(reclaimed, cancelled, self._drop_staging(control), self._forget(control))
 
     def _reclaim(self, control: Connection, dead: DeadAttempt) -> bool:
         context = self._context
@@ -78,11 +82,19 @@ class Sweeper:
             log.warning("job_not_swept", job=str(one.job_id), error=error.message)
             return False
 
-    def _sweep_staging(self, control: Connection, *, at_once: bool) -> int:
-        """Drop what this control plane's dead attempts staged, now and then."""
-        if now() < self._staging_at and not at_once:
-            return 0
-        self._staging_at = now() + _STAGING_SECONDS
+    def _forget(self, control: Connection) -> int:
+        """Forget jobs that ended long ago, some at a time."""
+        keep = self._context.settings.worker.keep_jobs_seconds
+        forgotten = 0
+        for _ in range(_MOST_CHUNKS):
+            chunk = prune(control, self._context.plane, keep)
+            forgotten += chunk
+            if not chunk:
+                break
+        return forgotten
+
+    def _drop_staging(self, control: Connection) -> int:
+        """Drop what this control plane's dead attempts staged."""
         jobs, dropped = Jobs(self._context.plane), 0
         for target in {one.connection: one for one in self._targets()}.values():
             try:

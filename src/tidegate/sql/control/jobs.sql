@@ -260,13 +260,13 @@ SELECT job_id::text FROM {schema}.job_attempts WHERE attempt_id = %(attempt_id)s
 
 -- name: prune_jobs
 -- Forget jobs that ended long ago, with their attempts, steps and audit; the newest that is done of
--- each name stays, since the next run goes by its result.
+-- each sync stays, since the next run goes by its result.
 WITH old AS (
     SELECT j.job_id FROM {schema}.jobs j
     WHERE j.submitted_at < now() - %(older_than)s * interval '1 second'
       AND j.finished_at < now() - %(older_than)s * interval '1 second'
       AND j.status IN ('done', 'failed', 'cancelled')
-      AND (j.status <> 'done' OR j.job_id <> (
+      AND (j.status <> 'done' OR j.kind <> 'sync' OR j.job_id <> (
           SELECT newest.job_id FROM {schema}.jobs newest
           WHERE newest.project = j.project AND newest.name = j.name AND newest.kind = j.kind
             AND newest.status = 'done'
