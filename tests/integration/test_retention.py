@@ -53,16 +53,16 @@ def test_finished_jobs_go_with_their_attempts_steps_and_audit(desk: Desk) -> Non
     assert desk.counts()["job_audit"] == 3
 
 
-def test_the_newest_job_that_is_done_stays_for_each_project_kind_and_name(desk: Desk) -> None:
+def test_the_newest_job_that_is_done_stays_for_each_sync_of_each_project(desk: Desk) -> None:
     gone = {
         old(desk, JobStatus.DONE, days=60),
         old(desk, JobStatus.FAILED, days=40),
         old(desk, JobStatus.CANCELLED, days=35),
+        old(desk, JobStatus.DONE, days=70, kind=VACUUM),
     }
     kept = {
         old(desk, JobStatus.DONE, days=50),
         old(desk, JobStatus.DONE, days=70, name="customers"),
-        old(desk, JobStatus.DONE, days=70, kind=VACUUM),
         old(desk, JobStatus.DONE, days=70, project="other"),
     }
     result = {"fingerprints": {"a": 1}}
