@@ -136,3 +136,43 @@ def test_a_failed_job_that_a_later_one_made_good_is_not_counted(desk: Desk) -> N
     assert list_jobs(desk.project.context).queue.failed_lately == 2
     desk.end(JobStatus.DONE)
     assert list_jobs(desk.project.context).queue.failed_lately == 1
+
+
+def test_neither_the_newest_jobs_nor_the_unfinished_ones_are_looked_for_among_all(
+    desk: Desk,
+) -> None:
+    desk.control.execute(
+        "INSERT INTO tidegate_control.jobs (job_id, project, kind, name, payload, status, lock_at,"
+        " submitted_by, submitted_at)"
+        " SELECT gen_random_uuid(), 'shop', 'sync', 't' || n % 50, '{}', 'done', 'never', 'x',"
+        " now() - n * interval '1 minute' FROM generate_series(1, 20000) n"
+    )
+    waiting = desk.submit()
+    desk.control.execute("ANALYZE tidegate_control.jobs; ANALYZE tidegate_control.job_queue")
+    values = {"project": "shop", "job_ids": None, "kinds": None, "names": None, "limit": 20}
+    text = desk.plane.statement("job_lists", "list_jobs").as_string(None)
+
+    def plan(statuses: list[str] | None, unfinished: bool) -> str:
+        rows = desk.control.execute(
+            "EXPLAIN " + text,  # type: ignore[arg-type]
+            values | {"statuses": statuses, "unfinished": unfinished},
+        )
+        return "\n".join(row[0] for row in rows)
+
+    assert "jobs_submitted" in plan(None, False)
+    for found in (plan(None, False), plan(["pending"], True)):
+        assert "Seq Scan on jobs" not in found
+    assert "jobs_pkey" in plan(["pending"], True)
+    pending = list_jobs(desk.project.context, statuses=[JobStatus.PENDING]).jobs
+    assert [one.job_id for one in pending] == [waiting]
+    assert len(list_jobs(desk.project.context, statuses=[*JobStatus], limit=50).jobs) == 50
+
+
+def test_a_control_plane_of_an_older_version_says_how_to_bring_it_up(desk: Desk) -> None:
+    desk.control.execute("DELETE FROM tidegate_control.schema_migrations WHERE version > 1")
+    done = desk.run("job", "list")
+    assert done.code == USAGE
+    assert "tidegate db migrate" in done.err
+    status = desk.run("status")
+    assert status.code == DONE
+    assert "control database: the control database is at schema version 1" in status.out

@@ -178,6 +178,17 @@ def test_draining_is_said_where_it_matters(desk: Desk) -> None:
     assert "no new jobs are taken in, by ana: tidegate drain off" in shown(desk, failed)
 
 
+def test_of_many_steps_the_screen_shows_the_last_and_the_document_all(desk: Desk) -> None:
+    job_id = desk.submit()
+    claim = desk.claim(job_id)
+    for number in range(25):
+        desk.load(claim, f"u{number}", rows=2)
+    out = shown(desk, job_id)
+    assert "steps (25 loads, 50 rows), the last 20 of 25:" in out
+    assert ("load 6:" in out, "load 5:" in out, "load 25:" in out) == (True, False, True)
+    assert len(desk.run("job", "show", str(job_id), "--json").document["actions"]) == 25
+
+
 def test_the_document_holds_all_of_it(desk: Desk) -> None:
     job_id = desk.submit()
     claim = desk.claim(job_id)

@@ -28,6 +28,7 @@ def follow(
     What was shown of the job before is not printed again.
     """
     from rich.console import Console
+    from rich.text import Text
 
     from tidegate.insight.following import Follower
     from tidegate.model.job import JobStatus
@@ -38,7 +39,7 @@ def follow(
     def tick(found: list[JobLine]) -> None:
         last[:] = found
         if status is not None:
-            status.update(_title(found))
+            status.update(Text(_title(found)))
 
     follower = Follower(context, job_ids, tick)
     if seen is not None:

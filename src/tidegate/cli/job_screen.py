@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from tidegate.control.job_records import JobAction
     from tidegate.insight.jobs import JobDetail
 
+# Of steps, attempts and events the screen shows so many; --json has them all.
+_MOST = 20
+
 
 def print_jobs(jobs: Sequence[JobLine]) -> None:
     """A table of jobs, with ids as short as tell them apart."""
@@ -56,8 +59,8 @@ def print_job(detail: JobDetail) -> None:
     for name, value in _facts(detail):
         print_line(f"  {name}: {value}")
     if detail.attempts:
-        print_line("attempts:")
-        for number, one in enumerate(detail.attempts, 1):
+        print_line(f"attempts{_cut(detail.attempts)}:")
+        for number, one in list(enumerate(detail.attempts, 1))[-_MOST:]:
             ended = f" to {moment(one.finished_at)}" if one.finished_at else ""
             print_line(
                 f"  {number}. {one.outcome or 'at work'}, {one.where}, {moment(one.started_at)}"
@@ -66,11 +69,12 @@ def print_job(detail: JobDetail) -> None:
             if one.error:
                 print_line("     " + one.error.replace("\n", "; "))
     if detail.actions:
-        print_line(f"steps ({len(detail.loads)} loads, {detail.rows:,} rows):")
-        for action in detail.actions:
+        total = f"{len(detail.loads)} loads, {detail.rows:,} rows"
+        print_line(f"steps ({total}){_cut(detail.actions)}:")
+        for action in detail.actions[-_MOST:]:
             print_line(f"  {moment(action.finished_at)} {action_text(action)}")
-    print_line("what happened:")
-    for event in detail.audit:
+    print_line(f"what happened{_cut(detail.audit)}:")
+    for event in detail.audit[-_MOST:]:
         about = f": {event.detail}".replace("\n", "; ") if event.detail else ""
         print_line(f"  {moment(event.at)} {event.event}, {event.actor}{about}")
     if record.error:
@@ -117,6 +121,10 @@ def state_text(line: JobLine) -> str:
     else:
         text = f"{line.name}: {line.state.value}"
     return text + (f": {line.error}".replace("\n", "; ") if line.error else "")
+
+
+def _cut(lines: Sequence[object]) -> str:
+    return f", the last {_MOST} of {len(lines):,}" if len(lines) > _MOST else ""
 
 
 def _facts(detail: JobDetail) -> list[tuple[str, str]]:

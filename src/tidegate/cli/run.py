@@ -77,6 +77,8 @@ def run(
     """Load what is new, safely: killed anywhere, run it again.
 
     Example: tidegate run orders customers
+
+    For a worker to do: tidegate run orders --queue --follow
     """
     here = {
         "--max-batches": max_batches is not None,

@@ -130,6 +130,7 @@ class JobLists:
                 "project": project,
                 "job_ids": None if job_ids is None else list(job_ids),
                 "statuses": None if statuses is None else [one.value for one in statuses],
+                "unfinished": bool(statuses) and not any(one.is_terminal for one in statuses or ()),
                 "kinds": None if kinds is None else list(kinds),
                 "names": None if names is None else list(names),
                 "limit": limit,

@@ -1,7 +1,8 @@
 -- jobs, job_queue, workers and table_locks together, for people who look.
 
 -- name: list_jobs
--- Jobs of a project, the newest first, with who works on each and what it waits for.
+-- Jobs of a project, the newest first, with who works on each and what it waits for. The unfinished
+-- are in the queue, so that they are found without reading the finished ones.
 SELECT j.job_id, j.kind, j.name, j.status, j.attempt_count, j.error_count, j.crash_count,
        j.max_attempts, j.priority, j.submitted_at, j.started_at, j.finished_at,
        j.cancel_requested_at, j.cancel_requested_by, j.error, j.progress,
@@ -24,6 +25,7 @@ LEFT JOIN {schema}.workers w ON w.worker_id = q.claimed_by
 WHERE j.project = %(project)s
   AND (%(job_ids)s::uuid[] IS NULL OR j.job_id = ANY(%(job_ids)s))
   AND (%(statuses)s::text[] IS NULL OR j.status = ANY(%(statuses)s))
+  AND (NOT %(unfinished)s OR q.job_id IS NOT NULL)
   AND (%(kinds)s::text[] IS NULL OR j.kind = ANY(%(kinds)s))
   AND (%(names)s::text[] IS NULL OR j.name = ANY(%(names)s))
 ORDER BY j.submitted_at DESC, j.job_id DESC
