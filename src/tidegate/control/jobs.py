@@ -26,6 +26,8 @@ from tidegate.model.job import (
 )
 from tidegate.postgres.connect import Connection
 
+_CLAIM_TRIES = 5
+
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
@@ -48,25 +50,23 @@ class Jobs:
         }
         # By itself the statement is a transaction; within another, a refusal must not end that.
         alone = connection.info.transaction_status is TransactionStatus.IDLE
+        row, taken = None, None
         try:
             with nullcontext() if alone else connection.transaction():
                 row = connection.execute(
                     self.plane.statement("jobs", "submit_job"), parameters
                 ).fetchone()
         except pg.UniqueViolation as error:
-            return self._submitted_before(connection, request, error.diag.constraint_name)
+            taken = error.diag.constraint_name
         if row is not None:
             return Submission(Submitted.QUEUED, row[0])
-        draining = self.plane.draining(connection) is not None
-        return Submission(Submitted.DRAINING if draining else Submitted.LOCKED)
+        return self._submitted_before(connection, request, taken)
 
     def claim(
         self, connection: Connection, worker_id: str, job_id: UUID, *, lease_seconds: float
     ) -> Claim | None:
         """Start a new attempt at one job, unless somebody has it or its resource."""
-        found = self._claim(
-            connection, worker_id, "pick_one", {"job_id": job_id}, lease_seconds=lease_seconds
-        )
+        found, _ = self._claim(connection, worker_id, "pick_one", {"job_id": job_id}, lease_seconds)
         return found[0] if found else None
 
     def claim_ready(
@@ -80,8 +80,17 @@ class Jobs:
         limit: int = 1,
     ) -> list[Claim]:
         """Start new attempts at the most urgent jobs of these kinds."""
-        picked = {"project": project, "kinds": list(kinds), "limit": limit}
-        return self._claim(connection, worker_id, "pick_ready", picked, lease_seconds=lease_seconds)
+        if limit < 1:
+            raise UsageError(f"{limit} jobs at a time are none", "claim one at least")
+        picked = {"project": project, "kinds": list(kinds)}
+        for _ in range(_CLAIM_TRIES):
+            found, passed_over = self._claim(
+                connection, worker_id, "pick_ready", picked, lease_seconds, limit
+            )
+            # Others were quicker with all of these resources; behind them there may be more.
+            if found or not passed_over:
+                break
+        return found
 
     def beat(
         self,
@@ -243,19 +252,21 @@ class Jobs:
         worker_id: str,
         pick: str,
         picked: dict[str, Any],
-        *,
         lease_seconds: float,
-    ) -> list[Claim]:
+        limit: int = 1,
+    ) -> tuple[list[Claim], bool]:
+        """New attempts, and whether a job was passed over because its resource was taken."""
         if lease_seconds <= 0:
             raise UsageError(
                 f"a lease of {lease_seconds:g} seconds holds nothing", "give a positive duration"
             )
         rows = connection.execute(
-            self.plane.claiming(pick),
+            self.plane.claiming(pick, limit),
             picked
             | {"worker_id": worker_id, "lease": lease_seconds, "sequence": self.plane.sequence},
-        )
-        return [Claim(*row) for row in rows]
+        ).fetchall()
+        found = [Claim(*row) for row in rows if row[1] is not None]
+        return found, len(found) < len(rows)
 
     def _write(
         self, connection: Connection, table: str, name: str, claim: Claim, **values: Any
@@ -268,38 +279,42 @@ class Jobs:
         return written.rowcount == 1
 
     def _submitted_before(
-        self, connection: Connection, request: JobRequest, constraint: str | None
+        self, connection: Connection, request: JobRequest, taken: str | None
     ) -> Submission:
-        """A key of this request was there already, or is gone again by now."""
-        if constraint == "jobs_idempotency":
-            return self._repeated(connection, request)
-        if constraint == "job_queue_unique":
+        """Why nothing was queued; `taken` is what another had, if that came out by a conflict."""
+        if request.idempotency_key is not None:
+            repeated = self._repeated(connection, request)
+            if repeated is not None:
+                return repeated
+        if request.unique_key is not None:
             row = connection.execute(
                 self.plane.statement("job_queue", "find_unique"),
                 {"project": request.project, "unique_key": request.unique_key},
             ).fetchone()
-            if row is None:
-                raise BusyError(
-                    f"job {request.name} was queued by another, and has just finished", "try again"
-                )
-            return Submission(Submitted.WAITING_ALREADY, row[0])
+            if row is not None:
+                return Submission(Submitted.WAITING_ALREADY, row[0])
+        if taken in ("jobs_idempotency", "job_queue_unique"):
+            raise BusyError(
+                f"job {request.name} was queued by another, and has just ended", "try again"
+            )
+        if taken is None and self.plane.draining(connection) is not None:
+            return Submission(Submitted.DRAINING)
         return Submission(Submitted.LOCKED)
 
-    def _repeated(self, connection: Connection, request: JobRequest) -> Submission:
+    def _repeated(self, connection: Connection, request: JobRequest) -> Submission | None:
         row = connection.execute(
-            self.plane.statement("jobs", "find_by_idempotency_key"),
-            {"project": request.project, "idempotency_key": request.idempotency_key},
+            self.plane.statement("jobs", "find_by_idempotency_key"), _parameters(request)
         ).fetchone()
         if row is None:
-            raise BusyError(f"job {request.name} has just been removed from the history", "again")
-        asked = (request.kind, request.name, request.resource, request.payload)
-        if tuple(row[1:]) != asked:
+            return None
+        job_id, kind, name, is_same = row
+        if not is_same:
             raise UsageError(
-                f"the idempotency key {request.idempotency_key!r} was given to job {row[0]}, "
-                f"which asks for something else ({row[1]} {row[2]})",
+                f"the idempotency key {request.idempotency_key!r} was given to job {job_id}, "
+                f"which asks for something else ({kind} {name})",
                 "use a new key for new work",
             )
-        return Submission(Submitted.REPEATED, row[0])
+        return Submission(Submitted.REPEATED, job_id)
 
 
 def _json(value: dict[str, Any] | None) -> Jsonb | None:
