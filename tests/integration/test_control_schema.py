@@ -16,7 +16,8 @@ from tidegate.sql import migrations, script
 # Everything that CREATE and ALTER can set, from the catalogs; names of schemas are left out.
 PARTS = {
     "relations": """
-        SELECT relname, relkind::text, relpersistence::text, reloptions::text[], relrowsecurity,
+        SELECT relname, relkind::text, relpersistence::text, relrowsecurity,
+               (SELECT array_agg(o ORDER BY o) FROM unnest(reloptions) o),
                relreplident::text, obj_description(oid, 'pg_class')
         FROM pg_class WHERE relnamespace = %(schema)s::regnamespace ORDER BY relname""",
     "columns": """

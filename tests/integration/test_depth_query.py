@@ -53,14 +53,15 @@ def enqueue(control: Database, state: str) -> None:
         f"""
         WITH job AS (
             INSERT INTO tidegate_control.jobs
-                (project, kind, name, resource, payload, submitted_by, status)
-            VALUES ('shop', 'sync', 'orders', gen_random_uuid()::text, '{{}}', 'test',
-                    '{"running" if claimed else "pending"}')
+                (job_id, project, kind, name, resource, payload, submitted_by, status)
+            VALUES (gen_random_uuid(), 'shop', 'sync', 'orders', gen_random_uuid()::text, '{{}}',
+                    'test', '{"running" if claimed else "pending"}')
             RETURNING job_id
         )
         INSERT INTO tidegate_control.job_queue
-            (job_id, kind, visible_at, lease_until, claimed_at, claimed_by, attempt_id, fence)
-        SELECT job_id, 'sync', {visible_at}, {lease_until}, {claim} FROM job
+            (job_id, project, kind, visible_at, lease_until, claimed_at, claimed_by, attempt_id,
+             fence)
+        SELECT job_id, 'shop', 'sync', {visible_at}, {lease_until}, {claim} FROM job
         """
     )
 
@@ -70,8 +71,8 @@ def finish(control: Database, status: str) -> None:
     control.execute(
         sql.SQL(
             "INSERT INTO tidegate_control.jobs"
-            " (project, kind, name, resource, payload, submitted_by, status, finished_at)"
-            " VALUES ('shop', 'sync', 'orders', 'r', '{{}}', 'test', {}, now())"
+            " (job_id, project, kind, name, resource, payload, submitted_by, status, finished_at)"
+            " VALUES (gen_random_uuid(), 'shop', 'sync', 'orders', 'r', '{{}}', 'test', {}, now())"
         ).format(sql.Literal(status))
     )
 

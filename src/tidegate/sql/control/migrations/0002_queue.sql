@@ -26,7 +26,8 @@ ALTER TABLE {schema}.job_queue
     DROP CONSTRAINT job_queue_job_id_fkey,
     ADD COLUMN project       text NOT NULL DEFAULT '',
     ADD COLUMN unique_key    text,
-    ADD COLUMN lock_resource text;
+    ADD COLUMN lock_resource text,
+    SET (fillfactor = 50);
 UPDATE {schema}.job_queue q SET project = j.project FROM {schema}.jobs j WHERE j.job_id = q.job_id;
 UPDATE {schema}.jobs j SET priority = q.priority FROM {schema}.job_queue q
 WHERE q.job_id = j.job_id AND q.priority <> 0;
