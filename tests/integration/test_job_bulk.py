@@ -124,6 +124,22 @@ def test_submitters_at_once_do_not_mix(store: Store) -> None:
     ) == [(f"n{number} actor {number} actor {number}",) for number in range(8)]
 
 
+def test_a_job_that_another_submits_and_ends_meanwhile_is_left_alone(store: Store) -> None:
+    def requests() -> Iterator[JobRequest]:
+        yield request()
+        with store.plane.connect() as other:
+            store.jobs.submit(other, request(name="other"), "other")
+            (mine,) = store.claim(session=other)
+            assert store.jobs.finish(other, mine, JobStatus.DONE, actor="other")
+        yield request()
+
+    assert submit(store, requests()) == 2
+    assert {one.name for one in store.claim(9)} == {"orders"}
+    assert store.execute("SELECT status, name FROM jobs WHERE name = 'other'") == [
+        ("done", "other")
+    ]
+
+
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
