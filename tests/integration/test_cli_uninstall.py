@@ -249,8 +249,12 @@ def test_of_a_control_database_that_others_use_only_our_own_goes(
     with held(place, alive=False):
         pass
     place.control.execute(
-        "INSERT INTO tidegate_control.jobs (project, kind, name, resource, payload, submitted_by)"
-        " VALUES ('other', 'sync', 'items', 'r', '{}', 'x')",
+        "INSERT INTO tidegate_control.jobs"
+        " (job_id, project, kind, name, resource, payload, submitted_by)"
+        " SELECT gen_random_uuid(), project, 'sync', 'items', 'r', '{}', 'x'"
+        " FROM unnest(ARRAY['other', 'shop']) AS p(project)",
+        "INSERT INTO tidegate_control.job_queue (job_id, project, kind)"
+        " SELECT job_id, project, kind FROM tidegate_control.jobs WHERE status = 'pending'",
         "INSERT INTO tidegate_control.cursor_observations VALUES ('shop.eu.items', now(), '1')",
     )
     done = uninstall(place, "control", "--yes", "--json")
@@ -261,11 +265,13 @@ def test_of_a_control_database_that_others_use_only_our_own_goes(
         ["project other", "project shop.eu"],
     )
     assert [(part["name"], part["rows"]) for part in control["parts"]] == [
-        ("tidegate_control.jobs", 1),
+        ("tidegate_control.jobs", 2),
         ("tidegate_control.job_audit", 2),
         ("tidegate_control.cursor_observations", 1),
     ]
-    assert place.control.execute("SELECT project FROM tidegate_control.jobs") == [("other",)]
+    for table in ("jobs", "job_queue"):
+        left = place.control.execute(f"SELECT project FROM tidegate_control.{table}")
+        assert left == [("other",)], table
     left = place.control.execute("SELECT pipeline FROM tidegate_control.cursor_observations")
     assert left == [("shop.eu.items",)]
     assert recorded(place)["watermarks"] == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from tidegate.model.identity import new_job_id
 from tidegate.model.job import (
     Claim,
     Ending,
+    HeldAttempt,
     Holder,
     JobRequest,
     JobStatus,
@@ -25,6 +26,8 @@ from tidegate.model.job import (
     Submitted,
 )
 from tidegate.postgres.connect import Connection
+
+_CLAIM_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +51,23 @@ class Jobs:
         }
         # By itself the statement is a transaction; within another, a refusal must not end that.
         alone = connection.info.transaction_status is TransactionStatus.IDLE
+        row, taken = None, None
         try:
             with nullcontext() if alone else connection.transaction():
                 row = connection.execute(
                     self.plane.statement("jobs", "submit_job"), parameters
                 ).fetchone()
         except pg.UniqueViolation as error:
-            return self._submitted_before(connection, request, error.diag.constraint_name)
+            taken = error.diag.constraint_name
         if row is not None:
             return Submission(Submitted.QUEUED, row[0])
-        draining = self.plane.draining(connection) is not None
-        return Submission(Submitted.DRAINING if draining else Submitted.LOCKED)
+        return self._submitted_before(connection, request, taken)
 
     def claim(
         self, connection: Connection, worker_id: str, job_id: UUID, *, lease_seconds: float
     ) -> Claim | None:
         """Start a new attempt at one job, unless somebody has it or its resource."""
-        found = self._claim(
-            connection, worker_id, "pick_one", {"job_id": job_id}, lease_seconds=lease_seconds
-        )
+        found, _ = self._claim(connection, worker_id, "pick_one", {"job_id": job_id}, lease_seconds)
         return found[0] if found else None
 
     def claim_ready(
@@ -80,8 +81,17 @@ class Jobs:
         limit: int = 1,
     ) -> list[Claim]:
         """Start new attempts at the most urgent jobs of these kinds."""
-        picked = {"project": project, "kinds": list(kinds), "limit": limit}
-        return self._claim(connection, worker_id, "pick_ready", picked, lease_seconds=lease_seconds)
+        if limit < 1:
+            raise UsageError(f"{limit} jobs at a time are none", "claim one at least")
+        picked = {"project": project, "kinds": list(kinds)}
+        for _ in range(_CLAIM_TRIES):
+            found, passed_over = self._claim(
+                connection, worker_id, "pick_ready", picked, lease_seconds, limit
+            )
+            # Others were quicker with all of these resources; behind them there may be more.
+            if found or not passed_over:
+                break
+        return found
 
     def beat(
         self,
@@ -147,8 +157,7 @@ class Jobs:
     def give_back(
         self,
         connection: Connection,
-        job_id: UUID,
-        attempt_id: str,
+        held: Claim | HeldAttempt,
         *,
         actor: str,
         error: str | None = None,
@@ -158,8 +167,8 @@ class Jobs:
         row = connection.execute(
             self.plane.statement("jobs", "give_back_job"),
             {
-                "job_id": job_id,
-                "attempt_id": attempt_id,
+                "job_id": held.job_id,
+                "attempt_id": held.attempt_id,
                 "actor": actor,
                 "error": error,
                 "outcome": "given back" if error is None else "error",
@@ -210,12 +219,12 @@ class Jobs:
         ).fetchone()
         return int(row[0]) if row else None
 
-    def held_by(self, connection: Connection, worker_id: str) -> dict[str, UUID]:
-        """The attempts that a worker holds, whether it knows of them or not, with their jobs."""
+    def held_by(self, connection: Connection, worker_id: str) -> list[HeldAttempt]:
+        """The attempts that a worker holds, whether it knows of them or not."""
         rows = connection.execute(
             self.plane.statement("job_queue", "held_by"), {"worker_id": worker_id}
         )
-        return {row[0]: row[1] for row in rows}
+        return [HeldAttempt(*row) for row in rows]
 
     def live_attempts(self, connection: Connection) -> set[str]:
         """Attempts that hold a job now."""
@@ -244,14 +253,16 @@ class Jobs:
         worker_id: str,
         pick: str,
         picked: dict[str, Any],
-        *,
         lease_seconds: float,
-    ) -> list[Claim]:
+        limit: int = 1,
+    ) -> tuple[list[Claim], bool]:
+        """New attempts, and whether a job was passed over because its resource was taken."""
         rows = connection.execute(
-            self.plane.claiming(pick),
+            self.plane.claiming(pick, limit),
             picked | claim_parameters(self.plane, worker_id, lease_seconds),
-        )
-        return [Claim(*row) for row in rows]
+        ).fetchall()
+        found = read_claims(rows)
+        return found, len(found) < len(rows)
 
     def _write(
         self, connection: Connection, table: str, name: str, claim: Claim, **values: Any
@@ -264,38 +275,47 @@ class Jobs:
         return written.rowcount == 1
 
     def _submitted_before(
-        self, connection: Connection, request: JobRequest, constraint: str | None
+        self, connection: Connection, request: JobRequest, taken: str | None
     ) -> Submission:
-        """A key of this request was there already, or is gone again by now."""
-        if constraint == "jobs_idempotency":
-            return self._repeated(connection, request)
-        if constraint == "job_queue_unique":
+        """Why nothing was queued; `taken` is what another had, if that came out by a conflict."""
+        if request.idempotency_key is not None:
+            repeated = self._repeated(connection, request)
+            if repeated is not None:
+                return repeated
+        if request.unique_key is not None:
             row = connection.execute(
                 self.plane.statement("job_queue", "find_unique"),
                 {"project": request.project, "unique_key": request.unique_key},
             ).fetchone()
-            if row is None:
-                raise BusyError(
-                    f"job {request.name} was queued by another, and has just finished", "try again"
-                )
-            return Submission(Submitted.WAITING_ALREADY, row[0])
+            if row is not None:
+                return Submission(Submitted.WAITING_ALREADY, row[0])
+        if taken in ("jobs_idempotency", "job_queue_unique"):
+            raise BusyError(
+                f"job {request.name} was queued by another, and has just ended", "try again"
+            )
+        if taken is None and self.plane.draining(connection) is not None:
+            return Submission(Submitted.DRAINING)
         return Submission(Submitted.LOCKED)
 
-    def _repeated(self, connection: Connection, request: JobRequest) -> Submission:
+    def _repeated(self, connection: Connection, request: JobRequest) -> Submission | None:
         row = connection.execute(
-            self.plane.statement("jobs", "find_by_idempotency_key"),
-            {"project": request.project, "idempotency_key": request.idempotency_key},
+            self.plane.statement("jobs", "find_by_idempotency_key"), _parameters(request)
         ).fetchone()
         if row is None:
-            raise BusyError(f"job {request.name} has just been removed from the history", "again")
-        asked = (request.kind, request.name, request.resource, request.payload)
-        if tuple(row[1:]) != asked:
+            return None
+        job_id, kind, name, is_same = row
+        if not is_same:
             raise UsageError(
-                f"the idempotency key {request.idempotency_key!r} was given to job {row[0]}, "
-                f"which asks for something else ({row[1]} {row[2]})",
+                f"the idempotency key {request.idempotency_key!r} was given to job {job_id}, "
+                f"which asks for something else ({kind} {name})",
                 "use a new key for new work",
             )
-        return Submission(Submitted.REPEATED, row[0])
+        return Submission(Submitted.REPEATED, job_id)
+
+
+def read_claims(rows: Iterable[Sequence[Any]]) -> list[Claim]:
+    """What was claimed; a job that was passed over has no attempt."""
+    return [Claim(*row) for row in rows if row[1] is not None]
 
 
 def claim_parameters(

@@ -42,9 +42,9 @@ class ControlPlane:
     def statement(self, table: str, name: str) -> sql.SQL:
         return _statement(self.schema, table, name)
 
-    def claiming(self, pick: str) -> sql.SQL:
-        """The claim of the jobs that a statement of job_queue picks."""
-        return _claiming(self.schema, pick)
+    def claiming(self, pick: str, limit: int = 1) -> sql.SQL:
+        """The claim of the jobs, so many at most, that a statement of job_queue picks."""
+        return _claiming(self.schema, pick, limit)
 
     def channel(self, subject: str) -> str:
         """What is listened on to hear of new `jobs` or of `cancels`."""
@@ -148,9 +148,9 @@ def _statement(schema: str, table: str, name: str) -> sql.SQL:
 
 
 @cache
-def _claiming(schema: str, pick: str) -> sql.SQL:
+def _claiming(schema: str, pick: str, limit: int) -> sql.SQL:
     identifier = sql.Identifier(schema)
-    picked = statement("control/job_queue", pick, schema=identifier)
+    picked = statement("control/job_queue", pick, schema=identifier, limit=sql.Literal(limit))
     whole = sql.SQL(statements("control/jobs")["claim_jobs"])
     return _written_out(whole.format(schema=_literal(identifier), picked=picked))
 

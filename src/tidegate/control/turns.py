@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tidegate.control.jobs import Jobs, claim_parameters, finish_parameters
+from tidegate.control.jobs import Jobs, claim_parameters, finish_parameters, read_claims
 from tidegate.control.plane import ControlPlane
 from tidegate.model.job import Claim, Ending
 from tidegate.postgres.connect import Connection
@@ -41,11 +41,11 @@ class Turns:
                 finish_parameters(endings, self.worker_id),
             )
             claimed = connection.execute(
-                self.plane.claiming("pick_ready"),
+                self.plane.claiming("pick_ready", limit),
                 claim_parameters(self.plane, self.worker_id, self.lease_seconds)
-                | {"project": self.project, "kinds": list(self.kinds), "limit": limit},
+                | {"project": self.project, "kinds": list(self.kinds)},
             )
-        return Turn({row[0] for row in finished}, [Claim(*row) for row in claimed])
+        return Turn({row[0] for row in finished}, read_claims(claimed))
 
     def claim(self, connection: Connection, limit: int) -> list[Claim]:
         return Jobs(self.plane).claim_ready(

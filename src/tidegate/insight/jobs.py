@@ -16,12 +16,11 @@ from tidegate.errors import UsageError
 from tidegate.insight.control_session import control_session
 from tidegate.insight.job_ids import find_job
 from tidegate.insight.queue import QueueStatus, read_queue
-from tidegate.model.job import NOTHING, PUBLISH, SYNC, VACUUM, Holder, JobStatus
+from tidegate.model.job import KINDS, Holder, JobStatus
 from tidegate.model.relation import Endpoint
 from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
 
-KINDS = (SYNC, VACUUM, PUBLISH, NOTHING)
 MOST = 100_000
 
 
@@ -78,7 +77,9 @@ def list_jobs(
     """The newest jobs of the project; `limit` None means all of them."""
     for kind in kinds or ():
         if kind not in KINDS:
-            raise UsageError(f"there is no kind of job {kind!r}", f"one of {', '.join(KINDS)}")
+            raise UsageError(
+                f"there is no kind of job {kind!r}", f"one of {', '.join(sorted(KINDS))}"
+            )
     if limit is not None and not 1 <= limit <= MOST:
         raise UsageError(f"a list of {limit} jobs", f"give a number from 1 to {MOST:,}")
     project = context.settings.project.name

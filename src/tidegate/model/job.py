@@ -108,6 +108,14 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldAttempt:
+    """An attempt of which no more is known than its name."""
+
+    job_id: UUID
+    attempt_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ending:
     """How an attempt wants its job to end."""
 

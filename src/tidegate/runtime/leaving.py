@@ -19,9 +19,7 @@ def leave_job(context: Context, claim: Claim, *, actor: str, reason: str) -> boo
     jobs = Jobs(context.plane)
     with context.plane.connect() as control:
         if claim.kind in LOADS:
-            return jobs.give_back(
-                control, claim.job_id, claim.attempt_id, actor=f"{actor}: {reason}"
-            )
+            return jobs.give_back(control, claim, actor=f"{actor}: {reason}")
         published = False
         destination = destination_of_job(context, claim.kind, claim.payload)
         if destination is not None:

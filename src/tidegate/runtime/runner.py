@@ -187,7 +187,8 @@ def sync_request(context: Context, sync: Sync, options: RunOptions) -> JobReques
         kind=SYNC,
         name=sync.name,
         resource=table_resource(context, sync.target),
-        payload={"target": str(sync.target), "full_refresh": options.full_refresh},
+        payload={"target": str(sync.target), "full_refresh": options.full_refresh}
+        | ({} if options.max_batches is None else {"max_batches": options.max_batches}),
         max_attempts=context.settings.worker.max_attempts,
     )
 

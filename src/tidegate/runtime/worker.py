@@ -245,8 +245,7 @@ class Worker:
                 failures = 1 if busy else claim.error_count + 1
                 self._jobs.give_back(
                     control,
-                    claim.job_id,
-                    claim.attempt_id,
+                    claim,
                     actor=self._turns.worker_id,
                     error=_words(error),
                     delay_seconds=self._backoff.seconds(failures, random.random()),
@@ -295,10 +294,10 @@ class Worker:
         """A claim whose answer was lost with its session is held by us, and nobody works on it."""
         held = self._jobs.held_by(connection, self._turns.worker_id)
         known = {lease.claim.attempt_id for lease in self.heartbeat.leases()}
-        for attempt_id, job_id in held.items():
-            if attempt_id not in known:
+        for attempt in held:
+            if attempt.attempt_id not in known:
                 self._jobs.give_back(
-                    connection, job_id, attempt_id, actor=f"{self._turns.worker_id}: answer lost"
+                    connection, attempt, actor=f"{self._turns.worker_id}: answer lost"
                 )
 
     def _lost_database(self, error: Exception) -> None:

@@ -111,8 +111,7 @@ class ClaimedWork:
                 wait = self.backoff.seconds(claim.error_count + 1, random.random())
                 self._jobs.give_back(
                     self.control,
-                    claim.job_id,
-                    claim.attempt_id,
+                    claim,
                     actor=self.actor,
                     error=str(error),
                     delay_seconds=wait,

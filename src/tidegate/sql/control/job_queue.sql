@@ -3,14 +3,15 @@
 --           index so that beats stay HOT.
 
 -- name: pick_ready
--- The most urgent jobs that may run now, for claim_jobs.
+-- The most urgent jobs that may run now, for claim_jobs. The limit is no parameter: a plan that is
+-- made for any number reads whole tables.
     SELECT q.job_id, q.lock_resource, q.priority, q.visible_at
     FROM {schema}.job_queue q
     WHERE q.claimed_at IS NULL AND q.visible_at <= now()
       AND q.project = %(project)s AND q.kind = ANY(%(kinds)s)
       AND NOT EXISTS (SELECT FROM {schema}.table_locks l WHERE l.resource = q.lock_resource)
     ORDER BY q.priority DESC, q.visible_at, q.job_id
-    LIMIT %(limit)s
+    LIMIT {limit}
     FOR UPDATE OF q SKIP LOCKED
 
 -- name: pick_one
@@ -79,7 +80,7 @@ LEFT JOIN pg_locks l ON l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
      AND l.classid::bigint = ((w.lock_key >> 32) & 4294967295)
      AND l.objid::bigint = (w.lock_key & 4294967295)
-WHERE q.claimed_at IS NOT NULL AND q.attempt_id IS NOT NULL
+WHERE q.claimed_by IS NOT NULL AND q.attempt_id IS NOT NULL
   AND (%(resource)s::text IS NULL OR j.resource = %(resource)s)
   AND (%(project)s::text IS NULL OR q.project = %(project)s)
   AND (q.lease_until < now() OR l.pid IS NULL)
@@ -122,6 +123,9 @@ WITH dead AS (
 ), audited AS (
     INSERT INTO {schema}.job_audit (job_id, attempt_id, event, actor)
     SELECT job_id, attempt_id, 'reclaimed', %(actor)s FROM dead
+    UNION ALL
+    SELECT job_id, NULL, CASE WHEN %(published)s THEN 'done' ELSE 'failed' END, %(actor)s
+    FROM dead WHERE exhausted
 )
 SELECT job_id, exhausted, pg_notify(%(channel)s, project) FROM dead
 
@@ -130,14 +134,19 @@ SELECT job_id, exhausted, pg_notify(%(channel)s, project) FROM dead
 SELECT j.job_id, j.kind, j.name, j.resource, j.payload, j.plan
 FROM {schema}.job_queue q
 JOIN {schema}.jobs j USING (job_id)
-WHERE q.claimed_at IS NOT NULL AND q.attempt_id IS NULL AND q.lease_until < now()
+WHERE q.claimed_by IS NOT NULL AND q.attempt_id IS NULL AND q.lease_until < now()
   AND q.project = %(project)s
 
 -- name: held_by
 -- The attempts of one worker.
-SELECT attempt_id, job_id FROM {schema}.job_queue
+SELECT job_id, attempt_id FROM {schema}.job_queue
 WHERE claimed_by = %(worker_id)s AND attempt_id IS NOT NULL
 
 -- name: live_attempts
 -- Attempts that hold a job.
-SELECT attempt_id FROM {schema}.job_queue WHERE attempt_id IS NOT NULL
+SELECT attempt_id FROM {schema}.job_queue
+WHERE claimed_by IS NOT NULL AND attempt_id IS NOT NULL
+
+-- name: analyze_queue
+-- Let the planner know how much there is; whoever may not is only warned.
+ANALYZE (SKIP_LOCKED) {schema}.job_queue

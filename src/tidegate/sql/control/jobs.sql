@@ -35,13 +35,43 @@ WITH job AS (
 )
 SELECT job_id, CASE WHEN %(announce)s THEN pg_notify(%(channel)s, %(project)s) END FROM job
 
+-- name: copy_jobs
+-- Many jobs at once, in a transaction with queue_copied.
+COPY {schema}.jobs (job_id, project, kind, name, resource, max_attempts, priority, lock_at,
+                    retry_of, payload, submitted_by)
+FROM STDIN
+
+-- name: queue_copied
+-- Places in the queue and audit lines of the jobs just copied; nobody else has an id between.
+WITH copied AS (
+    SELECT job_id, project, kind, priority, lock_at, resource FROM {schema}.jobs
+    WHERE job_id BETWEEN %(first)s AND %(last)s
+), queued AS (
+    INSERT INTO {schema}.job_queue (job_id, project, kind, priority, visible_at, lock_resource)
+    SELECT c.job_id, c.project, c.kind, c.priority, coalesce(l.visible_at, now()),
+           CASE WHEN c.lock_at = 'claim' THEN c.resource END
+    FROM copied c
+    LEFT JOIN unnest(%(later_ids)s::uuid[], %(later)s::timestamptz[]) AS l(job_id, visible_at)
+        ON l.job_id = c.job_id
+)
+INSERT INTO {schema}.job_audit (job_id, event, actor)
+SELECT job_id, 'submitted', %(actor)s FROM copied
+
+-- name: announce_projects
+-- Wake the workers of these projects.
+SELECT pg_notify(%(channel)s, project) FROM unnest(%(projects)s::text[]) AS p(project)
+
 -- name: find_by_idempotency_key
--- The job that a key was given to, and what was asked for then.
-SELECT job_id, kind, name, resource, payload FROM {schema}.jobs
+-- The job that a key was given to, and whether the same is asked for now.
+SELECT job_id, kind, name,
+       kind = %(kind)s AND name = %(name)s AND payload = %(payload)s
+       AND resource IS NOT DISTINCT FROM %(resource)s::text
+FROM {schema}.jobs
 WHERE project = %(project)s AND idempotency_key = %(idempotency_key)s
 
 -- name: claim_jobs
--- New attempts, each with a fresh token and lease, at the jobs picked from the queue.
+-- New attempts, each with a fresh token and lease, at the jobs picked from the queue; one whose
+-- resource another has taken meanwhile comes without an attempt.
 WITH picked AS (
 {picked}
 ), locked AS (
@@ -61,14 +91,14 @@ WITH picked AS (
     FROM picked p
     WHERE q.job_id = p.job_id
       AND (p.lock_resource IS NULL OR p.job_id IN (SELECT job_id FROM locked))
-    RETURNING q.job_id, q.attempt_id, q.fence, p.priority, p.visible_at
+    RETURNING q.job_id, q.attempt_id, q.fence
 ), running AS (
     UPDATE {schema}.jobs j
     SET status = 'running', attempt_id = c.attempt_id, attempt_count = j.attempt_count + 1,
         started_at = coalesce(j.started_at, now())
     FROM claimed c WHERE j.job_id = c.job_id
     RETURNING j.job_id, c.attempt_id, c.fence, j.kind, j.name, j.resource, j.payload, j.plan,
-              j.attempt_count, j.error_count, j.max_attempts, c.priority, c.visible_at
+              j.attempt_count, j.error_count, j.max_attempts
 ), attempted AS (
     INSERT INTO {schema}.job_attempts (attempt_id, job_id, worker_id, fence)
     SELECT attempt_id, job_id, %(worker_id)s, fence FROM claimed
@@ -76,10 +106,11 @@ WITH picked AS (
     INSERT INTO {schema}.job_audit (job_id, attempt_id, event, actor)
     SELECT job_id, attempt_id, 'claimed', %(worker_id)s FROM claimed
 )
-SELECT job_id, attempt_id, fence, kind, name, resource, payload, plan, attempt_count, error_count,
-       max_attempts
-FROM running
-ORDER BY priority DESC, visible_at, job_id
+SELECT p.job_id, r.attempt_id, r.fence, r.kind, r.name, r.resource, r.payload, r.plan,
+       r.attempt_count, r.error_count, r.max_attempts
+FROM picked p
+LEFT JOIN running r ON r.job_id = p.job_id
+ORDER BY p.priority DESC, p.visible_at, p.job_id
 
 -- name: store_plan
 -- The plan a retry of this job will use again; only the current attempt may store it.

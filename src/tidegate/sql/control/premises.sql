@@ -19,7 +19,7 @@ SELECT j.job_id, j.name, j.status, q.attempt_id, w.host, w.pid, q.claimed_at, j.
 FROM {schema}.job_queue q
 JOIN {schema}.jobs j USING (job_id)
 LEFT JOIN {schema}.workers w ON w.worker_id = q.claimed_by
-WHERE q.claimed_at IS NOT NULL AND (%(project)s::text IS NULL OR j.project = %(project)s)
+WHERE q.claimed_by IS NOT NULL AND (%(project)s::text IS NULL OR j.project = %(project)s)
 ORDER BY q.claimed_at
 
 -- name: count_rows_of_project
@@ -37,6 +37,9 @@ WHERE j.job_id = a.job_id AND j.project = %(project)s
 
 -- name: delete_jobs_of_project
 -- Forget the jobs of a project with their attempts, queue and locks.
+WITH queued AS (
+    DELETE FROM {schema}.job_queue WHERE project = %(project)s
+)
 DELETE FROM {schema}.jobs WHERE project = %(project)s
 
 -- name: delete_observations_of_project

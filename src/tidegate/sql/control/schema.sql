@@ -55,9 +55,11 @@ CREATE UNIQUE INDEX jobs_idempotency ON {schema}.jobs (project, idempotency_key)
 CREATE INDEX jobs_submitted ON {schema}.jobs (submitted_at);
 
 -- What is still to be done or being done: narrow, and empty when all is done. `lease_until` is in
--- no index, so that its renewals stay HOT.
+-- no index, so that its renewals stay HOT; every row is written again at least once, by its claim,
+-- so half of each page is left for that. No foreign key to jobs: both rows are only ever written
+-- and deleted together, and the check would cost a third of a COPY of many jobs.
 CREATE TABLE {schema}.job_queue (
-    job_id        uuid        PRIMARY KEY REFERENCES {schema}.jobs ON DELETE CASCADE,
+    job_id        uuid        PRIMARY KEY,
     kind          text        NOT NULL,
     priority      int         NOT NULL DEFAULT 0,
     visible_at    timestamptz NOT NULL DEFAULT now(),
@@ -69,9 +71,13 @@ CREATE TABLE {schema}.job_queue (
     project       text        NOT NULL,
     unique_key    text,
     lock_resource text
-) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 200);
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 200);
 CREATE INDEX job_queue_ready ON {schema}.job_queue (priority DESC, visible_at, job_id)
     WHERE claimed_at IS NULL;
+-- Narrow, so that counting what waits costs less here than in the table.
+CREATE INDEX job_queue_waiting ON {schema}.job_queue (visible_at) WHERE claimed_at IS NULL;
+-- Few at any time, however many wait: what the sweeper looks through.
+CREATE INDEX job_queue_claimed ON {schema}.job_queue (claimed_by) WHERE claimed_by IS NOT NULL;
 CREATE UNIQUE INDEX job_queue_unique ON {schema}.job_queue (project, unique_key)
     WHERE unique_key IS NOT NULL;
 

@@ -1,0 +1,213 @@
+"""The migrations of the control plane, taken together, give the schema that is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from psycopg import sql
+
+from integration.conftest import Database
+from tidegate.control.plane import ControlPlane
+from tidegate.postgres.connect import Connection
+from tidegate.sql import migrations, script
+
+# Everything that CREATE and ALTER can set, from the catalogs; names of schemas are left out.
+PARTS = {
+    "relations": """
+        SELECT relname, relkind::text, relpersistence::text, relrowsecurity,
+               (SELECT array_agg(o ORDER BY o) FROM unnest(reloptions) o),
+               relreplident::text, obj_description(oid, 'pg_class')
+        FROM pg_class WHERE relnamespace = %(schema)s::regnamespace ORDER BY relname""",
+    "columns": """
+        SELECT c.relname,
+               row_number() OVER (PARTITION BY c.oid ORDER BY a.attnum) AS place,
+               a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull,
+               a.attidentity::text, a.attgenerated::text, a.attstorage::text,
+               a.attcompression::text, a.attstattarget, a.attoptions::text[],
+               coll.collname, pg_get_expr(d.adbin, d.adrelid)
+        FROM pg_class c
+        JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+        LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
+        LEFT JOIN pg_collation coll ON coll.oid = a.attcollation
+        WHERE c.relnamespace = %(schema)s::regnamespace AND c.relkind <> 'i'
+        ORDER BY 1, 2""",
+    "constraints": """
+        SELECT c.relname, n.conname, n.contype::text, n.convalidated, n.condeferrable,
+               pg_get_constraintdef(n.oid)
+        FROM pg_constraint n JOIN pg_class c ON c.oid = n.conrelid
+        WHERE n.connamespace = %(schema)s::regnamespace ORDER BY 1, 2""",
+    "indexes": """
+        SELECT tablename, indexname, indexdef FROM pg_indexes
+        WHERE schemaname = %(schema)s ORDER BY 1, 2""",
+    "sequences": """
+        SELECT s.sequencename, s.data_type::text, s.start_value, s.min_value, s.max_value,
+               s.increment_by, s.cycle, s.cache_size
+        FROM pg_sequences s WHERE s.schemaname = %(schema)s ORDER BY 1""",
+    "triggers": """
+        SELECT c.relname, t.tgname, pg_get_triggerdef(t.oid)
+        FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+        WHERE c.relnamespace = %(schema)s::regnamespace AND NOT t.tgisinternal ORDER BY 1, 2""",
+    "routines": """
+        SELECT p.proname, pg_get_functiondef(p.oid) FROM pg_proc p
+        WHERE p.pronamespace = %(schema)s::regnamespace ORDER BY 1, 2""",
+}
+MIGRATED, WRITTEN = "tidegate_control", "written_down"
+
+Described = dict[str, list[tuple[Any, ...]]]
+
+
+@pytest.fixture
+def session(database: Database) -> Iterator[Connection]:
+    with database.connect() as opened:
+        yield opened
+
+
+def describe(session: Connection, schema: str) -> Described:
+    """Everything in a schema, in words that do not name the schema."""
+    session.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(schema)))
+    found = {
+        part: session.execute(query, {"schema": schema}).fetchall()  # type: ignore[call-overload]
+        for part, query in PARTS.items()
+    }
+    session.execute("RESET search_path")
+    return {
+        part: [
+            tuple(one.replace(f"{schema}.", "") if isinstance(one, str) else one for one in row)
+            for row in rows
+        ]
+        for part, rows in found.items()
+    }
+
+
+def write_down(session: Connection, schema: str = WRITTEN) -> None:
+    identifier = sql.Identifier(schema)
+    session.execute(sql.SQL("CREATE SCHEMA {}").format(identifier))
+    session.execute(sql.SQL(script("control/schema")).format(schema=identifier))
+
+
+def migrate(database: Database, session: Connection) -> None:
+    ControlPlane(database.connect, MIGRATED).migrate(session)
+
+
+def apply_first(database: Database, session: Connection) -> None:
+    """The schema as the first migration leaves it."""
+    session.execute(
+        "CREATE SCHEMA tidegate_control; CREATE TABLE tidegate_control.schema_migrations"
+        " (version int PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())"
+    )
+    version, file = migrations("control/migrations")[0]
+    session.execute(sql.SQL(script(file)).format(schema=sql.Identifier(MIGRATED)))
+    session.execute(
+        "INSERT INTO tidegate_control.schema_migrations (version) VALUES (%s)", (version,)
+    )
+
+
+# A pending and a running job with their locks, a finished one, and the worker of the running one.
+DATA_OF_THE_FIRST = """
+INSERT INTO workers (worker_id, host, pid, version, lock_key) VALUES ('w', 'h', 1, '0', 7);
+INSERT INTO jobs (job_id, project, kind, name, resource, payload, submitted_by, status,
+                  attempt_id, attempt_count)
+VALUES ('00000000-0000-0000-0000-000000000001', 'shop', 'sync', 'a', 'r1', '{}', 't', 'pending',
+        NULL, 0),
+       ('00000000-0000-0000-0000-000000000002', 'bank', 'sync', 'b', 'r2', '{}', 't', 'running',
+        'x', 1),
+       ('00000000-0000-0000-0000-000000000003', 'shop', 'sync', 'c', 'r3', '{}', 't', 'done',
+        'y', 1);
+INSERT INTO job_queue (job_id, kind, priority, claimed_at, claimed_by, attempt_id, fence,
+                       lease_until)
+VALUES ('00000000-0000-0000-0000-000000000001', 'sync', 3, NULL, NULL, NULL, NULL, NULL),
+       ('00000000-0000-0000-0000-000000000002', 'sync', 0, now(), 'w', 'x',
+        nextval('fence_tokens'), now() + interval '1 hour');
+INSERT INTO job_attempts (attempt_id, job_id, worker_id, fence)
+VALUES ('x', '00000000-0000-0000-0000-000000000002', 'w', 1),
+       ('y', '00000000-0000-0000-0000-000000000003', 'w', 0);
+INSERT INTO job_actions (job_id, position, attempt_id, action, detail)
+VALUES ('00000000-0000-0000-0000-000000000002', 1, 'x', 'stage', '{}');
+INSERT INTO table_locks (resource, job_id)
+VALUES ('r1', '00000000-0000-0000-0000-000000000001'),
+       ('r2', '00000000-0000-0000-0000-000000000002');
+INSERT INTO job_audit (job_id, event, actor)
+VALUES ('00000000-0000-0000-0000-000000000001', 'submitted', 't');
+INSERT INTO cursor_observations VALUES ('shop.a', now(), '5');
+"""
+
+
+def fill_first(session: Connection) -> None:
+    session.execute("SET search_path = tidegate_control")
+    session.execute(DATA_OF_THE_FIRST)
+    session.execute("RESET search_path")
+
+
+@pytest.mark.parametrize("filled", [False, True], ids=["empty", "with jobs of the first version"])
+def test_all_migrations_give_the_schema_that_is_written_down(
+    database: Database, session: Connection, filled: bool
+) -> None:
+    if filled:
+        apply_first(database, session)
+        fill_first(session)
+    migrate(database, session)
+    write_down(session)
+    migrated, written = describe(session, MIGRATED), describe(session, WRITTEN)
+    for part in PARTS:
+        assert migrated[part] == written[part], part
+    assert len(written["relations"]) > 20
+    assert {row[0] for row in written["sequences"]} == {"fence_tokens", "job_audit_id_seq"}
+
+
+def test_jobs_of_the_first_version_are_worked_on_by_the_next(
+    database: Database, session: Connection
+) -> None:
+    apply_first(database, session)
+    fill_first(session)
+    identity = session.execute("SELECT control_id FROM tidegate_control.control_plane").fetchone()
+    migrate(database, session)
+    session.execute("SET search_path = tidegate_control")
+    assert session.execute("SELECT control_id FROM control_plane").fetchone() == identity
+    assert session.execute(
+        "SELECT project, priority, lock_resource, unique_key, attempt_id FROM job_queue"
+        " ORDER BY job_id"
+    ).fetchall() == [("shop", 3, None, None, None), ("bank", 0, None, None, "x")]
+    assert session.execute(
+        "SELECT resource, lock_at, priority, error_count FROM jobs ORDER BY job_id"
+    ).fetchall() == [("r1", "submit", 3, 0), ("r2", "submit", 0, 0), ("r3", "submit", 0, 0)]
+    assert session.execute("SELECT resource FROM table_locks ORDER BY 1").fetchall() == [
+        ("r1",),
+        ("r2",),
+    ]
+
+
+CHANGES = {
+    "a column more": "ALTER TABLE workers ADD COLUMN x int",
+    "a column less": "ALTER TABLE job_audit DROP COLUMN detail",
+    "another order": "ALTER TABLE jobs DROP COLUMN plan; ALTER TABLE jobs ADD COLUMN plan jsonb",
+    "another type": "ALTER TABLE jobs ALTER COLUMN priority TYPE bigint",
+    "another default": "ALTER TABLE jobs ALTER COLUMN max_attempts SET DEFAULT 6",
+    "nullable": "ALTER TABLE job_queue ALTER COLUMN project DROP NOT NULL",
+    "a check less": "ALTER TABLE jobs DROP CONSTRAINT jobs_lock_at_check",
+    "a foreign key less": "ALTER TABLE table_locks DROP CONSTRAINT table_locks_job_id_fkey",
+    "an index less": "DROP INDEX job_queue_ready",
+    "an index in another order": "DROP INDEX jobs_submitted;"
+    " CREATE INDEX jobs_submitted ON jobs (submitted_at DESC)",
+    "an index with another condition": "DROP INDEX job_queue_ready; CREATE INDEX job_queue_ready"
+    " ON job_queue (priority DESC, visible_at, job_id) WHERE claimed_by IS NULL",
+    "an index that is not unique": "DROP INDEX table_locks_job;"
+    " CREATE INDEX table_locks_job ON table_locks (job_id)",
+    "another fill factor": "ALTER TABLE job_queue SET (fillfactor = 90)",
+    "no fill factor": "ALTER TABLE jobs RESET (fillfactor)",
+    "a sequence that caches": "ALTER SEQUENCE fence_tokens CACHE 10",
+    "an unlogged table": "ALTER TABLE cursor_observations SET UNLOGGED",
+    "a table more": "CREATE TABLE another (n int)",
+}
+
+
+def test_every_difference_is_found(database: Database, session: Connection) -> None:
+    write_down(session)
+    written = describe(session, WRITTEN)
+    for name, change in CHANGES.items():
+        with session.transaction(force_rollback=True):
+            session.execute("SET LOCAL search_path = written_down")
+            session.execute(change)
+            assert describe(session, WRITTEN) != written, name
+    assert describe(session, WRITTEN) == written
