@@ -58,7 +58,7 @@ class BareQueue:
 
     def __init__(self, conninfo: str, connection: Connection, batch: int) -> None:
         self.connection = connection
-        self.batch = batch
+        self._batch = batch
         self._conninfo = conninfo
         self._first_claim = 0.0
 
@@ -81,7 +81,7 @@ class BareQueue:
     def work(self) -> None:
         self._first_claim = 0.0
         with psycopg.connect(self._conninfo, autocommit=True, prepare_threshold=0) as session:
-            while claims := session.execute(CLAIM, (["noop"], self.batch, "bare")).fetchall():
+            while claims := session.execute(CLAIM, (["noop"], self._batch, "bare")).fetchall():
                 self._first_claim = self._first_claim or claims[0][3]
                 job_ids, attempts = [row[0] for row in claims], [row[1] for row in claims]
                 ended = session.execute(FINISH, (job_ids, attempts)).fetchall()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import json
+import logging
 import sys
 import time
 from typing import Any
@@ -13,6 +14,8 @@ import procrastinate
 import uvloop
 
 URL = json.loads(sys.stdin.readline())
+# It warns of an app in the main module, which matters only to tasks found by their path.
+logging.getLogger("procrastinate").setLevel(logging.ERROR)
 PREPARED = {"prepare_threshold": 0}
 
 

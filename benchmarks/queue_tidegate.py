@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from benchmarks.queue_side import Stamps, span_of
+from tidegate.control.bulk import submit_many
 from tidegate.control.jobs import Jobs
 from tidegate.control.plane import ControlPlane
 from tidegate.model.job import NOTHING, JobRequest, LockAt
@@ -47,9 +48,7 @@ class TidegateQueue:
     def enqueue(self, count: int) -> float:
         requests = [REQUEST] * count
         started = time.perf_counter()
-        with self.connection.transaction():
-            for request in requests:
-                self._jobs.submit(self.connection, request, "bench", announce=False)
+        submit_many(self.connection, self._plane, requests, "bench")
         return time.perf_counter() - started
 
     def work(self) -> None:

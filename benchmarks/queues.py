@@ -113,7 +113,7 @@ def _measure(
         "procrastinate": sides["procrastinate, 1"].queue,
         "pgqueuer": sides["pgqueuer, batch 10"].queue,
     }
-    _enqueue(report, queues, bare, repeats)
+    _enqueue(report, {"two bare tables": sides["bare, batch 1"].queue, **queues}, bare, repeats)
     queue_pickup.run(report, queues, addresses["bare"], bare, pickups)  # type: ignore[arg-type]
     sides["tidegate, 1"].queue.empty()
     queue_depth.run(report, context.plane, control, history)
