@@ -34,18 +34,6 @@ class Queue(Protocol):
         """Seconds from the first claim to the last finish, of so many jobs, all done."""
 
 
-class Idle(Protocol):
-    """A queue whose worker waits for something to do."""
-
-    connection: Connection
-
-    def submit(self) -> tuple[str, float]:
-        """Queue one job; its id, and when its commit had returned."""
-
-    def stamps(self) -> dict[str, Stamps]:
-        """When each finished job started and ended, by its id."""
-
-
 def measure(queue: Queue, count: int) -> float:
     """Jobs a second, from the first claim to the last finish by the database's own clock.
 
