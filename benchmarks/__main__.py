@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import load, many, wide
+from benchmarks import load, many, queues, wide
 from benchmarks.report import Report
 
 
@@ -16,8 +16,23 @@ def main() -> int:
     parser.add_argument("--tables", type=int, default=200, help="0 leaves them out")
     parser.add_argument("--without-dlt", action="store_true", help="leave dlt out")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=5_000)
+    parser.add_argument("subject", nargs="?", choices=("load", "queue"), help="only this one")
     options = parser.parse_args()
     report = Report()
+    if options.subject != "queue":
+        _loads(report, options)
+    if options.subject != "load":
+        print(f"queue of {options.jobs:,} jobs that do nothing, one worker process")
+        queues.run(
+            report, jobs=options.jobs, repeats=options.repeats, pickups=200, history=1_000_000
+        )
+    if report.missed:
+        print(f"missed: {', '.join(report.missed)}")
+    return 1 if report.missed else 0
+
+
+def _loads(report: Report, options: argparse.Namespace) -> None:
     print(f"load of {options.rows:,} rows x 13 columns, Postgres to Postgres, Spark warm")
     load.run(
         report,
@@ -29,9 +44,6 @@ def main() -> int:
     wide.run(report, repeats=options.repeats)
     if options.tables:
         many.run(report, tables=options.tables, rows=1_000)
-    if report.missed:
-        print(f"missed: {', '.join(report.missed)}")
-    return 1 if report.missed else 0
 
 
 if __name__ == "__main__":

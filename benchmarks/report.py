@@ -38,3 +38,8 @@ class Report:
         print(f"{name}: {value:.2f} {unit} ({bar}: {'yes' if reached else 'NO'})", flush=True)
         if not reached:
             self.missed.append(name)
+
+    def holds(self, name: str, reached: bool) -> None:
+        print(f"{name}: {'yes' if reached else 'NO'}", flush=True)
+        if not reached:
+            self.missed.append(name)
