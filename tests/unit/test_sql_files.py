@@ -36,7 +36,7 @@ def test_every_statement_says_in_a_line_what_it_is_for(file: str, name: str) -> 
 @pytest.mark.parametrize(("file", "name"), NAMED, ids=[f"{f}:{n}" for f, n in NAMED])
 def test_every_place_for_a_name_is_filled(file: str, name: str) -> None:
     places = {field for _, field, _, _ in Formatter().parse(statements(file)[name]) if field}
-    assert places <= {"schema", "markers", "type", "picked", "limit"}
+    assert places <= {"schema", "markers", "type", "picked", "claiming", "finishing", "limit"}
     parts = {place: sql.Identifier(f"the {place}") for place in places}
     text = statement(file, name, **parts).as_string(None)
     assert "{" not in text

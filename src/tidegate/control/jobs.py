@@ -149,7 +149,7 @@ class Jobs:
     ) -> set[str]:
         """Write several terminal states; returns the attempts that were the ones to do so."""
         rows = connection.execute(
-            self.plane.statement("jobs", "finish_jobs"),
+            self.plane.finishing(),
             finish_parameters(endings, actor),
         )
         return {row[0] for row in rows}
@@ -330,13 +330,16 @@ def claim_parameters(
 
 
 def finish_parameters(endings: Sequence[Ending], actor: str) -> dict[str, object]:
-    """Several endings, column by column."""
+    """Several endings, column by column; a column without a value is left out altogether."""
+    errors = [ending.error for ending in endings]
+    results = [_json(ending.result) for ending in endings]
     return {
-        "job_ids": [ending.claim.job_id for ending in endings],
-        "attempt_ids": [ending.claim.attempt_id for ending in endings],
-        "statuses": [ending.status.value for ending in endings],
-        "errors": [ending.error for ending in endings],
-        "results": [_json(ending.result) for ending in endings],
+        # Spelled out here, since the driver would look at every element: none needs quoting.
+        "job_ids": f"{{{','.join(ending.claim.job_id.hex for ending in endings)}}}",
+        "attempt_ids": f"{{{','.join(ending.claim.attempt_id for ending in endings)}}}",
+        "statuses": f"{{{','.join(ending.status.value for ending in endings)}}}",
+        "errors": None if all(one is None for one in errors) else errors,
+        "results": None if all(one is None for one in results) else results,
         "actor": actor,
     }
 

@@ -44,7 +44,15 @@ class ControlPlane:
 
     def claiming(self, pick: str, limit: int = 1) -> sql.SQL:
         """The claim of the jobs, so many at most, that a statement of job_queue picks."""
-        return _claiming(self.schema, pick, limit)
+        return _composed(self.schema, "claim_jobs", pick, limit)
+
+    def finishing(self) -> sql.SQL:
+        """The end of several jobs."""
+        return _composed(self.schema, "finish_jobs", "pick_ready", 1)
+
+    def turning(self, limit: int) -> sql.SQL:
+        """The end of several jobs and the claim of those that are ready, so many at most."""
+        return _composed(self.schema, "take_turn", "pick_ready", limit)
 
     def channel(self, subject: str) -> str:
         """What is listened on to hear of new `jobs` or of `cancels`."""
@@ -148,11 +156,15 @@ def _statement(schema: str, table: str, name: str) -> sql.SQL:
 
 
 @cache
-def _claiming(schema: str, pick: str, limit: int) -> sql.SQL:
+def _composed(schema: str, name: str, pick: str, limit: int) -> sql.SQL:
+    """A statement that is made of parts which others have too."""
     identifier = sql.Identifier(schema)
     picked = statement("control/job_queue", pick, schema=identifier, limit=sql.Literal(limit))
-    whole = sql.SQL(statements("control/jobs")["claim_jobs"])
-    return _written_out(whole.format(schema=_literal(identifier), picked=picked))
+    texts = statements("control/jobs")
+    quoted = _literal(identifier)
+    claiming = sql.SQL(texts["claiming"]).format(schema=quoted, picked=picked)
+    finishing = sql.SQL(texts["finishing"]).format(schema=quoted)
+    return _written_out(sql.SQL(texts[name]).format(claiming=claiming, finishing=finishing))
 
 
 def _written_out(composed: sql.Composed) -> sql.SQL:

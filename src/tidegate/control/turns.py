@@ -30,22 +30,18 @@ class Turns:
     lease_seconds: float
 
     def take(self, connection: Connection, endings: Sequence[Ending], limit: int) -> Turn:
-        """Both go over the wire together, and a commit is what costs most."""
+        """Both in one statement: round trips and commits are what costs most."""
         if not limit:
             return Turn(self.finish(connection, endings), [])
         if not endings:
             return Turn(set(), self.claim(connection, limit))
-        with connection.pipeline(), connection.transaction():
-            finished = connection.execute(
-                self.plane.statement("jobs", "finish_jobs"),
-                finish_parameters(endings, self.worker_id),
-            )
-            claimed = connection.execute(
-                self.plane.claiming("pick_ready", limit),
-                claim_parameters(self.plane, self.worker_id, self.lease_seconds)
-                | {"project": self.project, "kinds": list(self.kinds)},
-            )
-        return Turn({row[0] for row in finished}, read_claims(claimed))
+        rows = connection.execute(
+            self.plane.turning(limit),
+            finish_parameters(endings, self.worker_id)
+            | claim_parameters(self.plane, self.worker_id, self.lease_seconds)
+            | {"project": self.project, "kinds": list(self.kinds)},
+        ).fetchall()
+        return Turn(set(rows[0][0] or ()), read_claims(row[1:] for row in rows))
 
     def claim(self, connection: Connection, limit: int) -> list[Claim]:
         return Jobs(self.plane).claim_ready(

@@ -25,7 +25,7 @@ class Handler:
     kind: str
     check: Check
     work: Callable[[Claimed], bool] | None = None
-    quick: Callable[[Claim], dict[str, Any]] | None = None
+    quick: Callable[[Claim], dict[str, Any] | None] | None = None
 
 
 def check_kind(kind: str, handlers: dict[str, Handler]) -> Handler:
@@ -64,4 +64,4 @@ def _accept_anything(_: str, __: dict[str, Any]) -> None:
     """Nothing can be wrong with a job that does nothing."""
 
 
-NOTHING_HANDLER = Handler(NOTHING, check=_accept_anything, quick=lambda _: {})
+NOTHING_HANDLER = Handler(NOTHING, check=_accept_anything, quick=lambda _: None)

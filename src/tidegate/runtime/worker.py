@@ -284,7 +284,13 @@ class Worker:
 
     def _listen(self) -> None:
         connection = self._context.plane.connect()
-        connection.prepare_threshold = 3
+        # Planned once, for queues and histories of any length: a plan that was made while they
+        # were short would read and sort them whole.
+        connection.execute(
+            "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off;"
+            " SET enable_bitmapscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off"
+        )
+        connection.prepare_threshold = 0
         channel = sql.Identifier(self._context.plane.channel("jobs"))
         connection.execute(sql.SQL("LISTEN {}").format(channel))
         self._connection = connection

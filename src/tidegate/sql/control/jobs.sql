@@ -69,10 +69,10 @@ SELECT job_id, kind, name,
 FROM {schema}.jobs
 WHERE project = %(project)s AND idempotency_key = %(idempotency_key)s
 
--- name: claim_jobs
+-- name: claiming
 -- New attempts, each with a fresh token and lease, at the jobs picked from the queue; one whose
--- resource another has taken meanwhile comes without an attempt.
-WITH picked AS (
+-- resource another has taken meanwhile comes without an attempt. A part of claims and turns.
+picked AS (
 {picked}
 ), locked AS (
     INSERT INTO {schema}.table_locks (resource, job_id)
@@ -106,10 +106,25 @@ WITH picked AS (
     INSERT INTO {schema}.job_audit (job_id, attempt_id, event, actor)
     SELECT job_id, attempt_id, 'claimed', %(worker_id)s FROM claimed
 )
+
+-- name: claim_jobs
+-- The claim of the jobs picked from the queue, by itself.
+WITH {claiming}
 SELECT p.job_id, r.attempt_id, r.fence, r.kind, r.name, r.resource, r.payload, r.plan,
        r.attempt_count, r.error_count, r.max_attempts
 FROM picked p
 LEFT JOIN running r ON r.job_id = p.job_id
+ORDER BY p.priority DESC, p.visible_at, p.job_id
+
+-- name: take_turn
+-- Finish and claim in one statement, hence in one commit and one round trip; there is always a
+-- row, which names the attempts that were ended. What the ending unlocks is claimed a turn later.
+WITH {finishing},
+{claiming}
+SELECT e.won, p.job_id, r.attempt_id, r.fence, r.kind, r.name, r.resource, r.payload, r.plan,
+       r.attempt_count, r.error_count, r.max_attempts
+FROM (SELECT array_agg(attempt_id) AS won FROM finished) e
+LEFT JOIN (picked p LEFT JOIN running r ON r.job_id = p.job_id) ON true
 ORDER BY p.priority DESC, p.visible_at, p.job_id
 
 -- name: store_plan
@@ -122,9 +137,10 @@ WHERE job_id = %(job_id)s AND attempt_id = %(attempt_id)s
 UPDATE {schema}.jobs SET progress = %(progress)s
 WHERE job_id = %(job_id)s AND attempt_id = %(attempt_id)s
 
--- name: finish_jobs
--- Terminal state, queue row, lock, attempt and audit of each; an attempt that is stale is left out.
-WITH ended AS (
+-- name: finishing
+-- Terminal state, queue row, lock, attempt and audit of each; an attempt that is stale is left
+-- out. A part of endings and turns.
+ended AS (
     SELECT * FROM unnest(%(job_ids)s::uuid[], %(attempt_ids)s::text[], %(statuses)s::text[],
                          %(errors)s::text[], %(results)s::jsonb[])
         AS e(job_id, attempt_id, status, error, result)
@@ -133,9 +149,9 @@ WITH ended AS (
     JOIN ended e ON e.job_id = q.job_id AND e.attempt_id = q.attempt_id
     ORDER BY q.job_id
     FOR UPDATE OF q
-), unlocked AS (
+), ended_locks AS (
     DELETE FROM {schema}.table_locks l USING mine m WHERE l.job_id = m.job_id
-), unqueued AS (
+), ended_queue AS (
     DELETE FROM {schema}.job_queue q USING mine m WHERE q.job_id = m.job_id
 ), finished AS (
     UPDATE {schema}.jobs j
@@ -144,14 +160,18 @@ WITH ended AS (
     FROM mine m
     WHERE j.job_id = m.job_id AND j.attempt_id = m.attempt_id AND j.status = 'running'
     RETURNING j.job_id, m.attempt_id, m.status, m.error
-), attempted AS (
+), ended_attempts AS (
     UPDATE {schema}.job_attempts a
     SET finished_at = now(), outcome = f.status, error = f.error
     FROM finished f WHERE a.attempt_id = f.attempt_id
-), audited AS (
+), ended_audit AS (
     INSERT INTO {schema}.job_audit (job_id, attempt_id, event, actor, detail)
     SELECT job_id, attempt_id, status, %(actor)s, error FROM finished
 )
+
+-- name: finish_jobs
+-- Several endings, by themselves.
+WITH {finishing}
 SELECT attempt_id FROM finished
 
 -- name: give_back_job
