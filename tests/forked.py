@@ -108,6 +108,18 @@ class Piped(Forked):
         return self.wait(timeout), printed[self._out].decode(), printed[self._err].decode()
 
 
+def run(
+    *arguments: str,
+    folder: Path | None = None,
+    stdin: str = "",
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """One command to its end, in our environment unless told otherwise."""
+    given = os.environ if environment is None else environment
+    code, out, err = Piped(arguments, given, folder or Path.cwd()).communicate(stdin)
+    return subprocess.CompletedProcess(["tidegate", *arguments], code, out, err)
+
+
 def _ask(request: Mapping[str, Any], descriptors: list[int]) -> None:
     message = json.dumps(request).encode()
     server = _server()

@@ -165,10 +165,8 @@ def start_run(
 
 def _environment() -> dict[str, str]:
     """Ours, without what would steer the run."""
-    ours = {
+    return {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("TIDEGATE_", "SPARK_", "PYSPARK_"))
     }
-    # A Java that lives for seconds starts in half the time if it optimizes less.
-    return {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", **ours}

@@ -14,6 +14,14 @@ import tidegate
 from acceptance.processes import Process
 
 HOST = "127.0.0.1"
+# A session of Spark Connect has a daemon of its own, so each run starts one.
+DAEMON = """\
+try:
+    from tidegate.spark.daemon import main
+except ImportError:
+    from pyspark.daemon import manager as main
+main()
+"""
 
 
 class SparkServer:
@@ -57,6 +65,7 @@ class SparkServer:
             "spark.driver.bindAddress": HOST,
             "spark.driver.host": HOST,
             "spark.ui.enabled": "false",
+            "spark.python.daemon.module": "warm_daemon",
             # What it is set to must not show in any result.
             "spark.sql.session.timeZone": "Asia/Kolkata",
             "spark.local.dir": str(self._folder),
@@ -71,13 +80,14 @@ class SparkServer:
             *(word for name, value in conf.items() for word in ("--conf", f"{name}={value}")),
             "spark-internal",
         ]
+        (self._folder / "warm_daemon.py").write_text(DAEMON)
         # Its Python workers must find Tidegate, as on any cluster, and nothing else of ours.
         return Process(
             command,
             self._folder / "connect",
             {
                 "PYSPARK_PYTHON": str(self._write_python()),
-                "PYTHONPATH": str(Path(tidegate.__file__).parents[1]),
+                "PYTHONPATH": f"{Path(tidegate.__file__).parents[1]}:{self._folder}",
             },
             folder=self._folder,
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forked import Piped
+from forked import run
 
 DONE, FAILED, USAGE, BUSY = 0, 1, 2, 75
 
@@ -37,7 +37,7 @@ def tidegate(
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")
     }
-    command = Piped(arguments, {**inherited, **(environment or {})}, folder)
-    code, out, err = command.communicate(stdin, timeout=120)
-    assert "Traceback" not in err, err
-    return Done(code, out, err)
+    given = {**inherited, **(environment or {})}
+    done = run(*arguments, folder=folder, stdin=stdin, environment=given)
+    assert "Traceback" not in done.stderr, done.stderr
+    return Done(done.returncode, done.stdout, done.stderr)
