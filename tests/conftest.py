@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import uuid
 from collections.abc import Iterator
 from typing import Protocol
 
-import psycopg
 import pytest
-from psycopg import sql
 
+from databases import Databases
 from tidegate.postgres.embedded import EmbeddedServer
 
 # A test server need not outlive a power failure. It must outlive its own crash, so commits stay
@@ -59,22 +56,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]
     shutil.rmtree(embedded.directory)
 
 
+@pytest.fixture(scope="session")
+def databases(server: EmbeddedServer) -> Databases:
+    return Databases(server)
+
+
 @pytest.fixture
-def make_database(server: EmbeddedServer) -> Iterator[MakeDatabase]:
-    """A maker of fresh databases, which are dropped after the test."""
+def make_database(server: EmbeddedServer, databases: Databases) -> Iterator[MakeDatabase]:
+    """A maker of fresh databases, which are given back after the test."""
     names: list[str] = []
 
     def make(name_hint: str = "db") -> str:
-        hint = re.sub(r"[^a-z0-9_]", "_", name_hint.lower())[:40]
-        name = f"{hint}_{uuid.uuid4().hex[:12]}"
-        names.append(name)
-        server.ensure_database(name)
-        return server.conninfo(name)
+        names.append(databases.make(name_hint))
+        return server.conninfo(names[-1])
 
     yield make
     # A test may have crashed the server; the next one needs it.
     server.start()
-    with psycopg.connect(server.conninfo("postgres"), autocommit=True) as connection:
-        for name in names:
-            drop = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
-            connection.execute(drop.format(sql.Identifier(name)))
+    databases.give_back(*names)

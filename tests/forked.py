@@ -1,4 +1,4 @@
-"""`tidegate` in a real process of its own, forked from one that has imported everything already.
+"""`tidegate`, or a script, in a real process of its own, forked from one that is warm.
 
 Starting Python and importing Spark's client takes ten times as long as most commands do. A fork is
 a process like any other: it leads a session, has an environment, a folder and streams of its own,
@@ -27,7 +27,10 @@ SERVER = Path(__file__).with_name("forking.py")
 
 
 class Forked:
-    """One command, with the part of Popen's interface that tests use."""
+    """One command, with the part of Popen's interface that tests use.
+
+    Its first word is `tidegate`, or where a script of Python is.
+    """
 
     def __init__(
         self,
@@ -115,9 +118,10 @@ def run(
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """One command to its end, in our environment unless told otherwise."""
+    command = ["tidegate", *arguments]
     given = os.environ if environment is None else environment
-    code, out, err = Piped(arguments, given, folder or Path.cwd()).communicate(stdin)
-    return subprocess.CompletedProcess(["tidegate", *arguments], code, out, err)
+    code, out, err = Piped(command, given, folder or Path.cwd()).communicate(stdin)
+    return subprocess.CompletedProcess(command, code, out, err)
 
 
 def _ask(request: Mapping[str, Any], descriptors: list[int]) -> None:

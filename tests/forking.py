@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import pkgutil
+import runpy
 import signal
 import socket
 import sys
@@ -74,7 +75,7 @@ def _report(child: int, answers: int, streams: list[int]) -> NoReturn:
 
 
 def _run(request: Mapping[str, Any], streams: list[int]) -> NoReturn:
-    """Be what `python -m tidegate.cli.main` would be."""
+    """Be what `tidegate` would be, or Python with a script."""
     os.setsid()
     for number, descriptor in enumerate(streams):
         os.dup2(descriptor, number)
@@ -91,10 +92,13 @@ def _run(request: Mapping[str, Any], streams: list[int]) -> NoReturn:
 
     failpoints._armed = failpoints._parse(os.environ.get("TIDEGATE_FAILPOINT", ""))
     sys.path[0] = request["folder"]
-    sys.argv = ["tidegate", *request["arguments"]]
+    script, *_ = sys.argv = request["arguments"]
     code = 1
     try:
-        main()
+        if script == "tidegate":
+            main()
+        else:
+            runpy.run_path(script, run_name="__main__")
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -141,8 +141,8 @@ class Process:
                 continue
 
 
-class Tidegate(Process):
-    """A command of ours, in a process forked from a warm one."""
+class WarmProcess(Process):
+    """`tidegate` or a script, in a process forked from a warm one."""
 
     def _start(
         self,
@@ -160,7 +160,8 @@ def start_run(
 ) -> Process:
     """`tidegate run NAME` in a project, with a failpoint armed or none."""
     armed = {"TIDEGATE_FAILPOINT": failpoint} if failpoint else {}
-    return Tidegate(["run", name, "--project", str(folder), *options], log, armed)
+    command = ["tidegate", "run", name, "--project", str(folder), *options]
+    return WarmProcess(command, log, armed)
 
 
 def _environment() -> dict[str, str]:

@@ -14,14 +14,7 @@ import tidegate
 from acceptance.processes import Process
 
 HOST = "127.0.0.1"
-# A session of Spark Connect has a daemon of its own, so each run starts one.
-DAEMON = """\
-try:
-    from tidegate.spark.daemon import main
-except ImportError:
-    from pyspark.daemon import manager as main
-main()
-"""
+DAEMONS = Path(__file__).with_name("worker_daemons.py")
 
 
 class SparkServer:
@@ -31,12 +24,13 @@ class SparkServer:
         self.port = _free_port()
         self._folder = folder
         self._process: Process | None = None
+        self._daemons: Process | None = None
 
     @property
     def url(self) -> str:
         """Where it is; the first one to ask waits for it to be up."""
         if self._process is None:
-            self._process = self._start()
+            self._process, self._daemons = self._start(), self._start_daemons()
         self._process.wait_for(self._answers, "the Spark Connect server")
         return f"sc://{HOST}:{self.port}"
 
@@ -52,8 +46,9 @@ class SparkServer:
             shutil.rmtree(file.parent)
 
     def stop(self) -> None:
-        if self._process is not None:
-            self._process.kill_all()
+        for process in (self._process, self._daemons):
+            if process is not None:
+                process.kill_all()
 
     def _start(self) -> Process:
         package = importlib.util.find_spec("pyspark")
@@ -65,7 +60,6 @@ class SparkServer:
             "spark.driver.bindAddress": HOST,
             "spark.driver.host": HOST,
             "spark.ui.enabled": "false",
-            "spark.python.daemon.module": "warm_daemon",
             # What it is set to must not show in any result.
             "spark.sql.session.timeZone": "Asia/Kolkata",
             "spark.local.dir": str(self._folder),
@@ -80,24 +74,37 @@ class SparkServer:
             *(word for name, value in conf.items() for word in ("--conf", f"{name}={value}")),
             "spark-internal",
         ]
-        (self._folder / "warm_daemon.py").write_text(DAEMON)
         # Its Python workers must find Tidegate, as on any cluster, and nothing else of ours.
         return Process(
             command,
             self._folder / "connect",
             {
                 "PYSPARK_PYTHON": str(self._write_python()),
-                "PYTHONPATH": f"{Path(tidegate.__file__).parents[1]}:{self._folder}",
+                "PYTHONPATH": str(Path(tidegate.__file__).parents[1]),
             },
             folder=self._folder,
         )
 
+    def _start_daemons(self) -> Process:
+        return Process(
+            [sys.executable, str(DAEMONS), "serve", str(self._folder / "daemons")],
+            self._folder / "daemons",
+            {"PYTHONPATH": str(Path(tidegate.__file__).parents[1])},
+            folder=self._folder,
+        )
+
     def _write_python(self) -> Path:
-        """A Python that starts with what `broken` asks for."""
-        python = self._folder / "python"
+        """A Python that starts with what `broken` asks for; else its daemons are forked."""
+        python, broken = self._folder / "python", self._folder / "broken"
+        daemons = self._folder / "daemons"
         python.write_text(
-            f'#!/bin/sh\nexport PYTHONPATH="{self._folder / "broken"}:$PYTHONPATH"\n'
-            f'exec {sys.executable} "$@"\n'
+            f"""#!/bin/sh
+if [ "$2" = pyspark.daemon ] && [ ! -d "{broken}" ] && [ -S "{daemons}" ]; then
+    exec "{sys.executable}" -IS "{DAEMONS}" ask "{daemons}"
+fi
+export PYTHONPATH="{broken}:$PYTHONPATH"
+exec "{sys.executable}" "$@"
+"""
         )
         python.chmod(0o755)
         return python

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from acceptance import oracle
-from acceptance.processes import Ended, Process
+from acceptance.processes import Ended, Process, WarmProcess
 from acceptance.spark_server import SparkServer
 from conftest import MakeDatabase
 from tidegate.failpoints import POINTS
@@ -69,9 +69,9 @@ class Job:
             "PYSPARK_PYTHON": sys.executable,
             **({"TIDEGATE_FAILPOINT": failpoint} if failpoint else {}),
         }
-        command = [sys.executable, str(self.folder / "job.py"), update_id]
+        command = [str(self.folder / "job.py"), update_id]
         log = self.folder / f"job-{next(self._numbers)}"
-        process = Process(command, log, environment)
+        process = WarmProcess(command, log, environment)
         self._started.append(process)
         return process
 

@@ -17,6 +17,7 @@ _ZIP = "pyspark/python/lib/pyspark.zip"
 _NEEDED = (
     "pandas",
     "pyarrow",
+    "pyspark.worker",
     "pyspark.sql.pandas.serializers",
     "adbc_driver_postgresql.dbapi",
     "tidegate.spark.copying",
@@ -26,14 +27,19 @@ _NEEDED = (
 
 def main() -> None:
     """Serve until Spark closes our input."""
-    sys.path[:] = _without_zip(sys.path)
+    prepare()
     from pyspark import daemon
 
+    daemon.manager()  # type: ignore[no-untyped-call]
+
+
+def prepare() -> None:
+    """Import what workers need, as far as it is there."""
+    sys.path[:] = _without_zip(sys.path)
     for name in _NEEDED:
         # Whoever needs it says so, in the words that are known.
         with suppress(ImportError):
             importlib.import_module(name)
-    daemon.manager()  # type: ignore[no-untyped-call]
 
 
 def _without_zip(path: list[str]) -> list[str]:
