@@ -15,8 +15,6 @@ from tidegate.postgres.embedded import EmbeddedServer
 # A test server need not outlive a power failure. It must outlive its own crash, so commits stay
 # synchronous: without that, a killed server forgets what it had confirmed.
 FAST = {"fsync": "off", "full_page_writes": "off"}
-
-
 # A Java that lives for seconds starts in half the time if it optimizes less.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
@@ -24,13 +22,17 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSeria
 LONGEST = (
     "test_examples",
     "test_prove",
-    "test_named_points",
-    "test_modes_killed",
-    "test_type_properties",
-    "test_scale_out",
+    "test_publish_kills",
     "test_testing_kit",
-    "test_random_kills",
+    "test_named_points",
+    "test_scale_out",
+    "test_type_properties",
+    "test_modes_killed",
+    "test_executor_lost",
+    "test_demo",
     "test_wheel",
+    "test_zombies",
+    "test_random_kills",
 )
 
 
