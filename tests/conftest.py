@@ -59,20 +59,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]
 
 
 @pytest.fixture(scope="session")
-def databases(server: EmbeddedServer) -> Databases:
+def kept_databases(server: EmbeddedServer) -> Databases:
     return Databases(server)
 
 
 @pytest.fixture
-def make_database(server: EmbeddedServer, databases: Databases) -> Iterator[MakeDatabase]:
+def make_database(server: EmbeddedServer, kept_databases: Databases) -> Iterator[MakeDatabase]:
     """A maker of fresh databases, which are given back after the test."""
     names: list[str] = []
 
     def make(name_hint: str = "db") -> str:
-        names.append(databases.make(name_hint))
+        names.append(kept_databases.make(name_hint))
         return server.conninfo(names[-1])
 
     yield make
     # A test may have crashed the server; the next one needs it.
     server.start()
-    databases.give_back(*names)
+    kept_databases.give_back(*names)

@@ -31,7 +31,7 @@ df = spark.range(0, {rows}, 1, 3).selectExpr("id", "uuid() AS token")
 report = tg.publish(
     df, target="warehouse:marts.tokens", mode="append", update_id=sys.argv[1], wait="60s"
 )
-print(report.status, report.rows)
+print(report.status, report.rows, flush=True)
 os._exit(0)
 """
 IN_WORKERS = ("stage.write", "stage.written")
