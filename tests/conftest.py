@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-import re
+import os
 import shutil
-import uuid
 from collections.abc import Iterator
 from typing import Protocol
 
-import psycopg
 import pytest
-from psycopg import sql
 
+from databases import Databases
 from tidegate.postgres.embedded import EmbeddedServer
 
 # A test server need not outlive a power failure. It must outlive its own crash, so commits stay
 # synchronous: without that, a killed server forgets what it had confirmed.
 FAST = {"fsync": "off", "full_page_writes": "off"}
-
+# A Java that lives for seconds starts in half the time if it optimizes less.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 # Files that take minutes go first, so that no worker is left alone with one at the end.
 LONGEST = (
     "test_examples",
     "test_prove",
-    "test_named_points",
-    "test_modes_killed",
-    "test_type_properties",
-    "test_scale_out",
+    "test_publish_kills",
     "test_testing_kit",
-    "test_random_kills",
+    "test_named_points",
+    "test_scale_out",
+    "test_type_properties",
+    "test_modes_killed",
+    "test_executor_lost",
+    "test_demo",
     "test_wheel",
+    "test_zombies",
+    "test_random_kills",
 )
 
 
@@ -55,22 +58,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]
     shutil.rmtree(embedded.directory)
 
 
+@pytest.fixture(scope="session")
+def kept_databases(server: EmbeddedServer) -> Databases:
+    return Databases(server)
+
+
 @pytest.fixture
-def make_database(server: EmbeddedServer) -> Iterator[MakeDatabase]:
-    """A maker of fresh databases, which are dropped after the test."""
+def make_database(server: EmbeddedServer, kept_databases: Databases) -> Iterator[MakeDatabase]:
+    """A maker of fresh databases, which are given back after the test."""
     names: list[str] = []
 
     def make(name_hint: str = "db") -> str:
-        hint = re.sub(r"[^a-z0-9_]", "_", name_hint.lower())[:40]
-        name = f"{hint}_{uuid.uuid4().hex[:12]}"
-        names.append(name)
-        server.ensure_database(name)
-        return server.conninfo(name)
+        names.append(kept_databases.make(name_hint))
+        return server.conninfo(names[-1])
 
     yield make
     # A test may have crashed the server; the next one needs it.
     server.start()
-    with psycopg.connect(server.conninfo("postgres"), autocommit=True) as connection:
-        for name in names:
-            drop = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
-            connection.execute(drop.format(sql.Identifier(name)))
+    kept_databases.give_back(*names)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from forked import Forked
 
 PATIENCE_SECONDS = 120.0
 
@@ -47,15 +48,27 @@ class Process:
     ) -> None:
         self._out, self._err = log.with_suffix(".out"), log.with_suffix(".err")
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env={**_environment(), **(environment or {})},
-                cwd=folder,
-                start_new_session=True,
+            streams = (subprocess.DEVNULL, out.fileno(), err.fileno())
+            self._process = self._start(
+                command, streams, {**_environment(), **(environment or {})}, folder
             )
+
+    def _start(
+        self,
+        command: list[str],
+        streams: tuple[int, int, int],
+        environment: dict[str, str],
+        folder: Path | None,
+    ) -> subprocess.Popen[bytes] | Forked:
+        return subprocess.Popen(
+            command,
+            stdin=streams[0],
+            stdout=streams[1],
+            stderr=streams[2],
+            env=environment,
+            cwd=folder,
+            start_new_session=True,
+        )
 
     @property
     def pid(self) -> int:
@@ -128,21 +141,33 @@ class Process:
                 continue
 
 
+class WarmProcess(Process):
+    """`tidegate` or a script, in a process forked from a warm one."""
+
+    def _start(
+        self,
+        command: list[str],
+        streams: tuple[int, int, int],
+        environment: dict[str, str],
+        folder: Path | None,
+    ) -> subprocess.Popen[bytes] | Forked:
+        with Path(os.devnull).open("rb") as nothing:
+            return Forked(command, (nothing.fileno(), *streams[1:]), environment, folder)
+
+
 def start_run(
     folder: Path, name: str, log: Path, *, failpoint: str | None = None, options: list[str]
 ) -> Process:
     """`tidegate run NAME` in a project, with a failpoint armed or none."""
-    command = [sys.executable, "-m", "tidegate.cli.main", "run", name, "--project", str(folder)]
     armed = {"TIDEGATE_FAILPOINT": failpoint} if failpoint else {}
-    return Process([*command, *options], log, armed)
+    command = ["tidegate", "run", name, "--project", str(folder), *options]
+    return WarmProcess(command, log, armed)
 
 
 def _environment() -> dict[str, str]:
     """Ours, without what would steer the run."""
-    ours = {
+    return {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("TIDEGATE_", "SPARK_", "PYSPARK_"))
     }
-    # A Java that lives for seconds starts in half the time if it optimizes less.
-    return {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", **ours}

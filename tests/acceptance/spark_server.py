@@ -14,6 +14,7 @@ import tidegate
 from acceptance.processes import Process
 
 HOST = "127.0.0.1"
+DAEMONS = Path(__file__).with_name("worker_daemons.py")
 
 
 class SparkServer:
@@ -23,12 +24,13 @@ class SparkServer:
         self.port = _free_port()
         self._folder = folder
         self._process: Process | None = None
+        self._daemons: Process | None = None
 
     @property
     def url(self) -> str:
         """Where it is; the first one to ask waits for it to be up."""
         if self._process is None:
-            self._process = self._start()
+            self._process, self._daemons = self._start(), self._start_daemons()
         self._process.wait_for(self._answers, "the Spark Connect server")
         return f"sc://{HOST}:{self.port}"
 
@@ -44,8 +46,9 @@ class SparkServer:
             shutil.rmtree(file.parent)
 
     def stop(self) -> None:
-        if self._process is not None:
-            self._process.kill_all()
+        for process in (self._process, self._daemons):
+            if process is not None:
+                process.kill_all()
 
     def _start(self) -> Process:
         package = importlib.util.find_spec("pyspark")
@@ -82,12 +85,26 @@ class SparkServer:
             folder=self._folder,
         )
 
+    def _start_daemons(self) -> Process:
+        return Process(
+            [sys.executable, str(DAEMONS), "serve", str(self._folder / "daemons")],
+            self._folder / "daemons",
+            {"PYTHONPATH": str(Path(tidegate.__file__).parents[1])},
+            folder=self._folder,
+        )
+
     def _write_python(self) -> Path:
-        """A Python that starts with what `broken` asks for."""
-        python = self._folder / "python"
+        """A Python that starts with what `broken` asks for; else its daemons are forked."""
+        python, broken = self._folder / "python", self._folder / "broken"
+        daemons = self._folder / "daemons"
         python.write_text(
-            f'#!/bin/sh\nexport PYTHONPATH="{self._folder / "broken"}:$PYTHONPATH"\n'
-            f'exec {sys.executable} "$@"\n'
+            f"""#!/bin/sh
+if [ "$2" = pyspark.daemon ] && [ ! -d "{broken}" ] && [ -S "{daemons}" ]; then
+    exec "{sys.executable}" -IS "{DAEMONS}" ask "{daemons}"
+fi
+export PYTHONPATH="{broken}:$PYTHONPATH"
+exec "{sys.executable}" "$@"
+"""
         )
         python.chmod(0o755)
         return python

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import signal
-import sys
 
 import psycopg
 
 from acceptance import oracle
 from acceptance.conftest import MakeScene
 from acceptance.harness import Scene
-from acceptance.processes import Ended, Process
+from acceptance.processes import Ended, WarmProcess
 
 
 def adopt(scene: Scene, failpoint: str | None = None) -> Ended:
     log = scene.folder / f"adopt-{failpoint}"
-    command = [sys.executable, "-m", "tidegate.cli.main", "adopt", "orders", "--from-target-max"]
+    command = ["tidegate", "adopt", "orders", "--from-target-max"]
     armed = {"TIDEGATE_FAILPOINT": f"{failpoint}=kill"} if failpoint else {}
-    return Process([*command, "--project", str(scene.folder)], log, armed).wait()
+    return WarmProcess([*command, "--project", str(scene.folder)], log, armed).wait()
 
 
 def fill(scene: Scene) -> int:

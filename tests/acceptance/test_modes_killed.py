@@ -140,7 +140,7 @@ def test_killed_at_random_moments(make_scene: MakeScene, name: str) -> None:
     for _ in range(5):
         kills = 0
         while kills < 4:
-            killed = kill_after(expected.scene.start(), rng.uniform(0.2, RUN_SECONDS))
+            killed = kill_after(expected.scene.start(), rng.uniform(0.02, RUN_SECONDS))
             kills += killed
             if not killed:
                 expected.loaded()

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from acceptance import oracle
-from acceptance.processes import Ended, Process
+from acceptance.processes import Ended, Process, WarmProcess
 from acceptance.spark_server import SparkServer
 from conftest import MakeDatabase
 from tidegate.failpoints import POINTS
@@ -31,7 +31,7 @@ df = spark.range(0, {rows}, 1, 3).selectExpr("id", "uuid() AS token")
 report = tg.publish(
     df, target="warehouse:marts.tokens", mode="append", update_id=sys.argv[1], wait="60s"
 )
-print(report.status, report.rows)
+print(report.status, report.rows, flush=True)
 os._exit(0)
 """
 IN_WORKERS = ("stage.write", "stage.written")
@@ -69,9 +69,9 @@ class Job:
             "PYSPARK_PYTHON": sys.executable,
             **({"TIDEGATE_FAILPOINT": failpoint} if failpoint else {}),
         }
-        command = [sys.executable, str(self.folder / "job.py"), update_id]
+        command = [str(self.folder / "job.py"), update_id]
         log = self.folder / f"job-{next(self._numbers)}"
-        process = Process(command, log, environment)
+        process = WarmProcess(command, log, environment)
         self._started.append(process)
         return process
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from forked import run
 
 DONE, FAILED, USAGE, BUSY = 0, 1, 2, 75
 
@@ -37,14 +37,7 @@ def tidegate(
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "tidegate.cli.main", *arguments],
-        cwd=folder,
-        env={**inherited, **(environment or {})},
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    given = {**inherited, **(environment or {})}
+    done = run(*arguments, folder=folder, stdin=stdin, environment=given)
     assert "Traceback" not in done.stderr, done.stderr
     return Done(done.returncode, done.stdout, done.stderr)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import forked
 from integration.conftest import MakePlace
 from integration.unchanged import content, seed
 
@@ -15,12 +15,7 @@ ORDERS = {"source": "shop:public.orders", "target": "warehouse:raw.orders", "cur
 
 
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tidegate.cli.main", *arguments, "--project", str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return forked.run(*arguments, "--project", str(folder))
 
 
 @pytest.mark.parametrize(

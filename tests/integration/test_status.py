@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from psycopg.conninfo import make_conninfo
 
+import forked
 from integration.orders import CREATE, FILL, ORDERS, contents, open_transaction
 from tidegate.control.jobs import Jobs
 from tidegate.control.workers import Worker, Workers
@@ -34,11 +34,7 @@ def status_one(project: Project) -> SyncStatus:
 
 
 def command(place: Any, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tidegate.cli.main", "status", "-C", str(place.folder), *arguments],
-        capture_output=True,
-        text=True,
-    )
+    return forked.run("status", "-C", str(place.folder), *arguments)
 
 
 def test_a_sync_that_never_ran_is_told_apart_from_one_that_found_nothing(make_project: Any) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
 
+import forked
 from conftest import MakeDatabase
 from integration.orders import CREATE, FILL, ORDERS, contents
 from tidegate.errors import TargetGone
@@ -277,11 +277,7 @@ def test_a_load_that_is_published_while_verifying_does_not_disturb(
 
 
 def command(place: Any, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tidegate.cli.main", "verify", "-C", str(place.folder), *arguments],
-        capture_output=True,
-        text=True,
-    )
+    return forked.run("verify", "-C", str(place.folder), *arguments)
 
 
 def test_the_command_prints_a_line_per_sync_and_sets_its_exit_code(make_project: Any) -> None:

@@ -50,6 +50,7 @@ _LOCAL_DEFAULTS = {
     "spark.sql.shuffle.partitions": "4",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
+    "spark.python.daemon.module": "tidegate.spark.daemon",
 }
 
 
