@@ -156,7 +156,11 @@ def _enqueue(report: Report, queues: Mapping[str, Queue], bare: Connection, repe
     median = {name: statistics.median(values) for name, values in rates.items()}
     for name, rate in median.items():
         report.note(f"enqueue {ENQUEUED:,} jobs at once, {name}: {rate:,.0f} jobs/s")
-    report.ratio("enqueue / bare COPY", median["tidegate"] / median["bare COPY"], at_least=0.5)
+    # A job that can be claimed needs its queue row and its indexes, so that is what is compared.
+    ratio = median["tidegate"] / median["two bare tables"]
+    report.ratio("enqueue / bare COPY into the bare loop's tables", ratio, at_least=0.5)
+    ratio = median["tidegate"] / median["bare COPY"]
+    report.note(f"enqueue / bare COPY into one table without an index: {ratio:.2f} x")
 
 
 def _server(connection: Connection) -> str:

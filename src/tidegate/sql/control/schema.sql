@@ -132,15 +132,15 @@ CREATE TABLE {schema}.workers (
 
 -- Who did what to which job; written in the transaction that does it, never changed.
 CREATE TABLE {schema}.job_audit (
-    id         bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id         bigint      GENERATED ALWAYS AS IDENTITY,
     job_id     uuid        NOT NULL,
     attempt_id text,
     event      text        NOT NULL,
     actor      text        NOT NULL,
     detail     text,
-    at         timestamptz NOT NULL DEFAULT now()
+    at         timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (job_id, id)
 );
-CREATE INDEX job_audit_job ON {schema}.job_audit (job_id, id);
 
 -- The highest integer cursors seen, and when: what the horizon of an integer cursor rests on.
 CREATE TABLE {schema}.cursor_observations (

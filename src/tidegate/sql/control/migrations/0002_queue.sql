@@ -49,3 +49,8 @@ ALTER TABLE {schema}.workers
     ADD COLUMN kinds       text[] NOT NULL DEFAULT ARRAY[]::text[],
     ADD COLUMN concurrency int    NOT NULL DEFAULT 1,
     ADD COLUMN versions    jsonb  NOT NULL DEFAULT jsonb_build_object();
+
+DROP INDEX {schema}.job_audit_job;
+ALTER TABLE {schema}.job_audit
+    DROP CONSTRAINT job_audit_pkey,
+    ADD PRIMARY KEY (job_id, id);
