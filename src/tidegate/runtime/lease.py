@@ -13,6 +13,8 @@ from tidegate.model.job import Claim
 Leave = Callable[[str], None]
 """gives the job back, or ends it, for a process that was told to go"""
 
+_INTERRUPT_SECONDS = 1.0
+
 
 def now() -> float:
     """Seconds that go on while the machine sleeps, as the database's clock does."""
@@ -35,6 +37,7 @@ class Lease:
         self._interrupt = interrupt
         self._until = until
         self._lost = threading.Event()
+        self._ended = threading.Event()
 
     @property
     def is_lost(self) -> bool:
@@ -62,4 +65,15 @@ class Lease:
         self._lost.set()
         claim = self.claim
         log.warning("attempt_lost", job=str(claim.job_id), attempt=claim.attempt_id, why=why)
-        self._interrupt()
+        # Spark may take its time to answer, and whoever calls this has other leases to watch.
+        threading.Thread(target=self._stop_work, name="tidegate-interrupt", daemon=True).start()
+
+    def end(self) -> None:
+        """The work has ended: there is nothing to interrupt any more."""
+        self._ended.set()
+
+    def _stop_work(self) -> None:
+        """Work that was just about to start is not there yet to be interrupted, so try again."""
+        while not self._ended.is_set():
+            self._interrupt()
+            self._ended.wait(_INTERRUPT_SECONDS)
