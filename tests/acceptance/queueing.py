@@ -30,6 +30,8 @@ import tidegate as tg
 @tg.sync(source="source:public.orders", target="warehouse:raw.orders", cursor="updated_at",
          partitions=2)
 def orders(df):
+    if pathlib.Path({fail!r}).exists():
+        raise ValueError("not today")
     if not pathlib.Path({gate!r}).exists():
         return df
     def stay(batches):
@@ -46,6 +48,8 @@ def orders(df):
 class SlowStage:
     """A transformation that stays in Spark, on both of its cores, as long as it is told to.
 
+    It fails while there is a file `fail`.
+
     Spark ends a task, not what a user's Python does in it: `hold` lets those processes go at last.
     """
 
@@ -53,7 +57,7 @@ class SlowStage:
 
     @property
     def pipelines(self) -> str:
-        paths = {name: str(self.folder / name) for name in ("gate", "hold", "busy")}
+        paths = {name: str(self.folder / name) for name in ("gate", "hold", "busy", "fail")}
         return _SLOW.format(**paths)
 
     @property
@@ -78,6 +82,7 @@ class SlowStage:
 def start_command(
     scene: Scene,
     *arguments: str,
+    before: tuple[str, ...] = (),
     failpoint: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Process:
@@ -85,7 +90,10 @@ def start_command(
     log = scene.folder / f"{arguments[0]}-{next(scene._numbers)}"
     armed = {"TIDEGATE_FAILPOINT": failpoint} if failpoint else {}
     process = Process(
-        [sys.executable, "-m", "tidegate.cli.main", *arguments, "--project", str(scene.folder)],
+        [
+            *(sys.executable, "-m", "tidegate.cli.main", *before),
+            *(*arguments, "--project", str(scene.folder)),
+        ],
         log,
         {**armed, **(environment or {})},
     )
@@ -101,15 +109,12 @@ def start_worker(
 ) -> Process:
     """A worker that is ready to take jobs."""
     process = start_command(scene, "worker", *options, failpoint=failpoint, environment=environment)
-    process.wait_for(lambda: READY in process.out, "the worker to be ready")
+    wait_until_ready(process)
     return process
 
 
-def stop_worker(worker: Process) -> None:
-    """End an idle worker as its owner would, and see that it ends well."""
-    worker.terminate()
-    ended = worker.wait(30)
-    assert "Traceback" not in ended.err, ended
+def wait_until_ready(worker: Process) -> None:
+    worker.wait_for(lambda: READY in worker.out, "the worker to be ready")
 
 
 @contextmanager

@@ -101,6 +101,7 @@ class Jobs:
         lease_seconds: float,
     ) -> set[str]:
         """Renew the leases of a worker; returns the attempts that are still its own."""
+        refuse_no_lease(lease_seconds)
         rows = connection.execute(
             self.plane.statement("job_queue", "beat"),
             {
@@ -341,11 +342,15 @@ def claim_parameters(
     plane: ControlPlane, worker_id: str, lease_seconds: float
 ) -> dict[str, object]:
     """What every claim needs, whatever it picks."""
-    if lease_seconds <= 0:
-        raise UsageError(
-            f"a lease of {lease_seconds:g} seconds holds nothing", "give a positive duration"
-        )
+    refuse_no_lease(lease_seconds)
     return {"worker_id": worker_id, "lease": lease_seconds, "sequence": plane.sequence}
+
+
+def refuse_no_lease(seconds: float) -> None:
+    if seconds <= 0:
+        raise UsageError(
+            f"a lease of {seconds:g} seconds holds nothing", "give a positive duration"
+        )
 
 
 def finish_parameters(endings: Sequence[Ending], actor: str) -> dict[str, object]:

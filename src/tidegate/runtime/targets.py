@@ -19,7 +19,7 @@ def destination_of_job(
     A malformed job does not, either: whoever works it refuses it first. An unknown connection
     raises: without the fence nobody may say that such a job has ended.
     """
-    target = payload.get("target")
+    target = payload.get("target") if isinstance(payload, dict) else None
     if kind == NOTHING or not isinstance(target, str):
         return None
     try:

@@ -16,7 +16,7 @@ from tidegate.control.jobs import Jobs
 from tidegate.control.turns import Turn, Turns
 from tidegate.control.workers import Worker as Identity
 from tidegate.control.workers import Workers
-from tidegate.errors import BusyError, TidegateError
+from tidegate.errors import BusyError, TidegateError, UsageError
 from tidegate.log import log
 from tidegate.model.backoff import Backoff
 from tidegate.model.job import Claim, Ending, JobStatus
@@ -41,6 +41,15 @@ class WorkerOptions:
     concurrency: int = 1
     once: bool = False
     burst: bool = False
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise UsageError(
+                f"a worker with a concurrency of {self.concurrency} would work nothing",
+                "give 1 or more",
+            )
+        if self.once and self.burst:
+            raise UsageError("--once and --burst were both given", "give one of them")
 
 
 @dataclass(slots=True)

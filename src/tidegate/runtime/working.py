@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -42,7 +42,6 @@ class ClaimedWork:
     what: str
     interrupt: Callable[[], None]
     retries: bool = False
-    backoff: Backoff = field(default_factory=Backoff)
 
     def run(self, work: Callable[[LiveAttempt], dict[str, Any]]) -> bool:
         """Do the work as a fenced attempt; False when another attempt took over.
@@ -118,7 +117,9 @@ class ClaimedWork:
             self.destination.discard(claim.attempt_id)
         with suppress(psycopg.Error):
             if self.retries and may_be_retried(error, claim.error_count, claim.max_attempts):
-                wait = self.backoff.seconds(claim.error_count + 1, random.random())
+                worker = self.context.settings.worker
+                backoff = Backoff(worker.retry_after_seconds, worker.retry_at_most_seconds)
+                wait = backoff.seconds(claim.error_count + 1, random.random())
                 self._jobs.give_back(
                     self.control,
                     claim,
