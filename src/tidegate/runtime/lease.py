@@ -14,6 +14,7 @@ Leave = Callable[[str], None]
 """gives the job back, or ends it, for a process that was told to go"""
 
 _INTERRUPT_SECONDS = 1.0
+_PATIENCE_SECONDS = 0.5
 
 
 def now() -> float:
@@ -38,6 +39,7 @@ class Lease:
         self._until = until
         self._lost = threading.Event()
         self._ended = threading.Event()
+        self._interrupted = threading.Event()
 
     @property
     def is_lost(self) -> bool:
@@ -67,6 +69,7 @@ class Lease:
         log.warning("attempt_lost", job=str(claim.job_id), attempt=claim.attempt_id, why=why)
         # Spark may take its time to answer, and whoever calls this has other leases to watch.
         threading.Thread(target=self._stop_work, name="tidegate-interrupt", daemon=True).start()
+        self._interrupted.wait(_PATIENCE_SECONDS)
 
     def end(self) -> None:
         """The work has ended: there is nothing to interrupt any more."""
@@ -76,4 +79,5 @@ class Lease:
         """Work that was just about to start is not there yet to be interrupted, so try again."""
         while not self._ended.is_set():
             self._interrupt()
+            self._interrupted.set()
             self._ended.wait(_INTERRUPT_SECONDS)
