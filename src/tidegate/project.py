@@ -351,7 +351,9 @@ class Project:
     ) -> Worker:
         """A worker for this project's queue; `run()` works, `stop()` ends it from elsewhere."""
         options = WorkerOptions(
-            concurrency=concurrency or self.settings.worker.concurrency, once=once, burst=burst
+            concurrency=self.settings.worker.concurrency if concurrency is None else concurrency,
+            once=once,
+            burst=burst,
         )
         self.context.control_id()
         return Worker(self.context, handlers_of(self.context, self.sync, kinds), options)

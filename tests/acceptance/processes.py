@@ -120,6 +120,10 @@ class Process:
         self._process.kill()
         return self.wait()
 
+    def terminate(self) -> None:
+        """SIGTERM, to the process alone."""
+        self._process.terminate()
+
     def kill_all(self) -> None:
         """SIGKILL the process and everything it started."""
         self._signal_all(signal.SIGKILL)

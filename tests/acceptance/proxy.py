@@ -131,3 +131,62 @@ def _is_commit(message: bytes) -> bool:
     if kind == b"P":
         return body.split(b"\0")[1].strip(b"; ").upper() == b"COMMIT"
     return False
+
+
+class SilentProxy:
+    """Forwards to a Postgres server until it falls silent: it swallows all, and closes nothing.
+
+    To its client such a line looks like a half-open one: what it sends is taken, no answer comes.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._upstream_port = port
+        self._swallowing = False
+        self._lines: list[threading.Event] = []
+        self._lock = threading.Lock()
+        self._listener = socket.create_server((HOST, 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def fall_silent(self, *, for_new_lines: bool) -> None:
+        """Swallow what the lines there are carry, and perhaps what later ones will."""
+        with self._lock:
+            self._swallowing = for_new_lines
+            for silenced in self._lines:
+                silenced.set()
+
+    def speak_again(self) -> None:
+        """New lines are forwarded; those that fell silent stay so."""
+        with self._lock:
+            self._swallowing = False
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                silenced = threading.Event()
+                with self._lock:
+                    self._lines.append(silenced)
+                    if self._swallowing:
+                        silenced.set()
+                server = socket.create_connection((HOST, self._upstream_port))
+                for source, sink in ((client, server), (server, client)):
+                    threading.Thread(
+                        target=_forward_until, args=(source, sink, silenced), daemon=True
+                    ).start()
+
+
+def _forward_until(source: socket.socket, sink: socket.socket, silenced: threading.Event) -> None:
+    """Pass on what comes, or swallow it; a line that is closed is closed on both sides."""
+    with suppress(OSError):
+        while block := source.recv(_SIZE):
+            if not silenced.is_set():
+                sink.sendall(block)
+    if silenced.is_set():
+        return  # the other side is not told
+    for line in (source, sink):
+        with suppress(OSError):
+            line.shutdown(socket.SHUT_RDWR)

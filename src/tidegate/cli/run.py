@@ -191,6 +191,8 @@ def _summary(sync: Sync, report: RunReport) -> str:
     from tidegate.model.rules import Mode
 
     name = sync.name
+    if report.cancelled:
+        return f"{name}: job {report.job_id} was cancelled; nothing more was published"
     if report.status == "stale":
         return f"{name}: another attempt took over; this one published nothing more"
     watermark = report.outcome.watermark.value if report.outcome.watermark else None
@@ -226,6 +228,7 @@ def _document(end: SyncEnd) -> dict[str, Any]:
         "sync": end.sync.name,
         "job": str(report.job_id),
         "status": report.status,
+        "cancelled": report.cancelled,
         "rows": outcome.rows,
         "changed": outcome.changed,
         "rejected": outcome.rejected,

@@ -8,7 +8,6 @@ import typer
 
 from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, open_project
 from tidegate.cli.output import print_json, print_line
-from tidegate.errors import UsageError
 
 
 def worker(
@@ -38,8 +37,6 @@ def worker(
     """
     from tidegate.runtime.shutdown import Shutdown
 
-    if once and burst:
-        raise UsageError("--once and --burst were both given", "give one of them")
     opened = open_project(project, profile)
     chosen = [kind.strip() for kind in (kinds or "").split(",") if kind.strip()]
     made = opened.worker(kinds=chosen, concurrency=concurrency, once=once, burst=burst)

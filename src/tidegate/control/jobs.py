@@ -101,6 +101,7 @@ class Jobs:
         lease_seconds: float,
     ) -> set[str]:
         """Renew the leases of a worker; returns the attempts that are still its own."""
+        refuse_no_lease(lease_seconds)
         rows = connection.execute(
             self.plane.statement("job_queue", "beat"),
             {
@@ -154,6 +155,13 @@ class Jobs:
         )
         return {row[0] for row in rows}
 
+    def outcome(self, connection: Connection, claim: Claim) -> str | None:
+        """How an attempt ended; None while it goes on."""
+        row = connection.execute(
+            self.plane.statement("jobs", "outcome_of_attempt"), {"attempt_id": claim.attempt_id}
+        ).fetchone()
+        return row[0] if row else None
+
     def give_back(
         self,
         connection: Connection,
@@ -203,12 +211,24 @@ class Jobs:
         assert row is not None
         return int(row[0])
 
-    def reissue_fence(self, connection: Connection, claim: Claim, above: int) -> int | None:
-        """A token above one seen in a destination; None when the attempt is stale."""
+    def has_issued(self, connection: Connection, token: int) -> bool:
+        """Whether a token may be one of ours; if not, this database is older than it."""
+        row = connection.execute(
+            self.plane.statement("job_queue", "last_token"), {"sequence": self.plane.sequence}
+        ).fetchone()
+        return row is not None and row[0] is not None and token <= row[0]
+
+    def token_above(self, connection: Connection, seen: int) -> int:
+        """A token above one seen in a destination, as all later ones will be."""
         connection.execute(
             self.plane.statement("job_queue", "reseed_tokens"),
-            {"sequence": self.plane.sequence, "token": above},
+            {"sequence": self.plane.sequence, "token": seen},
         )
+        return self.next_token(connection)
+
+    def reissue_fence(self, connection: Connection, claim: Claim, above: int) -> int | None:
+        """A token above one seen in a destination; None when the attempt is stale."""
+        self.token_above(connection, above)
         row = connection.execute(
             self.plane.statement("job_queue", "reissue_fence"),
             {
@@ -322,11 +342,15 @@ def claim_parameters(
     plane: ControlPlane, worker_id: str, lease_seconds: float
 ) -> dict[str, object]:
     """What every claim needs, whatever it picks."""
-    if lease_seconds <= 0:
-        raise UsageError(
-            f"a lease of {lease_seconds:g} seconds holds nothing", "give a positive duration"
-        )
+    refuse_no_lease(lease_seconds)
     return {"worker_id": worker_id, "lease": lease_seconds, "sequence": plane.sequence}
+
+
+def refuse_no_lease(seconds: float) -> None:
+    if seconds <= 0:
+        raise UsageError(
+            f"a lease of {seconds:g} seconds holds nothing", "give a positive duration"
+        )
 
 
 def finish_parameters(endings: Sequence[Ending], actor: str) -> dict[str, object]:

@@ -102,7 +102,9 @@ class Fences:
             )
         token = held.token if held else 0
         raise FenceTooLow(
-            f"{fence.resource} has already been taken with token {token}", token=token
+            f"{fence.resource} has already been taken with token {token}",
+            token=token,
+            attempt_id=held.attempt_id if held else None,
         )
 
     def _statement(self, name: str) -> sql.Composed:
@@ -110,11 +112,12 @@ class Fences:
 
 
 class FenceTooLow(FenceLost):
-    """The destination has seen a higher token than ours."""
+    """The destination has seen a higher token than ours, from the attempt it names."""
 
-    def __init__(self, message: str, *, token: int) -> None:
+    def __init__(self, message: str, *, token: int, attempt_id: str | None = None) -> None:
         super().__init__(message, "a newer attempt is at work, or the control database is older")
         self.token = token
+        self.attempt_id = attempt_id
 
 
 def _parameters(fence: Fence) -> dict[str, object]:

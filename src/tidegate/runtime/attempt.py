@@ -11,8 +11,10 @@ from tidegate.destinations.postgres import PostgresDestination
 from tidegate.errors import StaleAttempt
 from tidegate.failpoints import reach
 from tidegate.ledger.fences import Fence, FenceTooLow
+from tidegate.log import log
 from tidegate.model.job import Claim
 from tidegate.postgres.connect import Connection
+from tidegate.runtime.control_session import ControlSession
 from tidegate.runtime.lease import Lease
 
 
@@ -21,7 +23,7 @@ class LiveAttempt:
     """What the work may ask of the attempt it runs under."""
 
     jobs: Jobs
-    connection: Connection
+    control: ControlSession
     claim: Claim
     lease: Lease
     fence: Fence
@@ -32,11 +34,17 @@ class LiveAttempt:
         return self.claim.plan
 
     def store_plan(self, plan: dict[str, Any] | None) -> None:
-        self._require(self.jobs.store_plan(self.connection, self.claim, plan))
+        self._require(
+            self.control.write(lambda control: self.jobs.store_plan(control, self.claim, plan))
+        )
 
     def record(self, action: str, detail: dict[str, Any]) -> None:
         """Keep a step that is done, for whoever watches or asks later."""
-        self._require(self.jobs.record_action(self.connection, self.claim, action, detail))
+        self._require(
+            self.control.write(
+                lambda control: self.jobs.record_action(control, self.claim, action, detail)
+            )
+        )
 
     def remaining_seconds(self) -> float:
         return self.lease.remaining_seconds()
@@ -47,6 +55,21 @@ class LiveAttempt:
     def _require(self, written: bool) -> None:
         if not written:
             raise StaleAttempt(f"the attempt {self.claim.attempt_id} was replaced by another")
+
+
+def tell_restored(connection: Connection, fence: Fence, *, seen: int, lifted_to: int) -> None:
+    """Whoever restored the control database, perhaps without knowing, should know what follows."""
+    log.warning(
+        "control_database_restored",
+        database=connection.info.dbname,
+        table=fence.resource,
+        our_token=fence.token,
+        seen_in_table=seen,
+        lifted_to=lifted_to,
+        meaning="this control database is older than the table: it was restored from a backup",
+        done="tokens were lifted; no attempt from before can publish; nothing is loaded twice",
+        see="docs/operate.md, A restored control database",
+    )
 
 
 def raise_fence(
@@ -66,9 +89,12 @@ def raise_fence(
     try:
         destination.raise_fence(fence)
     except FenceTooLow as error:
+        restored = not jobs.has_issued(connection, error.token)
         token = jobs.reissue_fence(connection, claim, error.token)
         if token is None:
             raise
+        if restored:
+            tell_restored(connection, fence, seen=error.token, lifted_to=token)
         fence = Fence(fence.resource, control_id, token, claim.attempt_id)
         destination.raise_fence(fence)
     reach("fence.raised")

@@ -40,7 +40,7 @@ def check_kind(kind: str, handlers: dict[str, Handler]) -> Handler:
 
 def payload_text(name: str, payload: dict[str, Any], key: str) -> str:
     """A text that the payload of a job must hold."""
-    value = payload.get(key)
+    value = payload.get(key) if isinstance(payload, dict) else None
     if not isinstance(value, str) or not value:
         raise UsageError(
             f"the job {name} is malformed: its payload holds no {key}",

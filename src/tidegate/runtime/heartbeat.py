@@ -22,8 +22,9 @@ from tidegate.runtime.lease import Lease, Leave, now
 from tidegate.runtime.waker import Waker
 from tidegate.version import __version__
 
-# What a session is asked here takes milliseconds.
+# What a session is asked here takes milliseconds, on a busy machine perhaps a second.
 _ANSWER_SECONDS = 10.0
+_QUICKEST_ANSWER_SECONDS = 1.0
 
 
 class Heartbeat:
@@ -43,6 +44,10 @@ class Heartbeat:
         self._interval = interval_seconds
         # Time enough for one more try after a beat that failed.
         self._margin = min(interval_seconds, lease_seconds / 3)
+        # A session that is given up early leaves time to beat over another.
+        self._answer_seconds = max(
+            _QUICKEST_ANSWER_SECONDS, min(_ANSWER_SECONDS, lease_seconds / 6)
+        )
         self._connection: Connection | None = None
         self._leases: dict[str, Lease] = {}
         self._lock = threading.Lock()
@@ -97,12 +102,15 @@ class Heartbeat:
         with self._lock:
             before = self._leases.get(claim.attempt_id)
             self._leases[claim.attempt_id] = lease
-        if before is not None and before.is_lost:
-            lease.lose("lost before its work began")
+        if before is not None:
+            before.end()
+            if before.is_lost:
+                lease.lose("lost before its work began")
         return lease
 
     def drop(self, lease: Lease) -> None:
         """An attempt has ended: there is nothing to renew."""
+        lease.end()
         with self._lock:
             self._leases.pop(lease.claim.attempt_id, None)
 
@@ -115,7 +123,7 @@ class Heartbeat:
     def answered_soon(self, connection: Connection) -> Iterator[None]:
         """Cut a session that does not answer, as over a dead network; the caller then goes on."""
         with self._lock:
-            self._awaited[id(connection)] = (connection, now() + _ANSWER_SECONDS)
+            self._awaited[id(connection)] = (connection, now() + self._answer_seconds)
         try:
             yield
         finally:
@@ -199,11 +207,12 @@ class Heartbeat:
     def _open(self, *, register: bool) -> Connection:
         connection = self._plane.connect()
         try:
-            if register:
-                Workers(self._plane).register(connection, self.worker, __version__, _versions())
-            self._locked = register
-            channel = sql.Identifier(self._plane.channel("cancels"))
-            connection.execute(sql.SQL("LISTEN {}").format(channel))
+            with self.answered_soon(connection):
+                if register:
+                    Workers(self._plane).register(connection, self.worker, __version__, _versions())
+                self._locked = register
+                channel = sql.Identifier(self._plane.channel("cancels"))
+                connection.execute(sql.SQL("LISTEN {}").format(channel))
         except BaseException:
             connection.close()
             raise

@@ -13,6 +13,9 @@ from tidegate.model.job import Claim
 Leave = Callable[[str], None]
 """gives the job back, or ends it, for a process that was told to go"""
 
+_INTERRUPT_SECONDS = 1.0
+_PATIENCE_SECONDS = 0.5
+
 
 def now() -> float:
     """Seconds that go on while the machine sleeps, as the database's clock does."""
@@ -35,6 +38,8 @@ class Lease:
         self._interrupt = interrupt
         self._until = until
         self._lost = threading.Event()
+        self._ended = threading.Event()
+        self._interrupted = threading.Event()
 
     @property
     def is_lost(self) -> bool:
@@ -62,4 +67,17 @@ class Lease:
         self._lost.set()
         claim = self.claim
         log.warning("attempt_lost", job=str(claim.job_id), attempt=claim.attempt_id, why=why)
-        self._interrupt()
+        # Spark may take its time to answer, and whoever calls this has other leases to watch.
+        threading.Thread(target=self._stop_work, name="tidegate-interrupt", daemon=True).start()
+        self._interrupted.wait(_PATIENCE_SECONDS)
+
+    def end(self) -> None:
+        """The work has ended: there is nothing to interrupt any more."""
+        self._ended.set()
+
+    def _stop_work(self) -> None:
+        """Work that was just about to start is not there yet to be interrupted, so try again."""
+        while not self._ended.is_set():
+            self._interrupt()
+            self._interrupted.set()
+            self._ended.wait(_INTERRUPT_SECONDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -16,6 +16,7 @@ from tidegate.ledger.fences import Fence, FenceTooLow
 from tidegate.model.backoff import Backoff
 from tidegate.model.job import PUBLISH
 from tidegate.postgres.connect import Connection
+from tidegate.runtime.attempt import tell_restored
 
 
 def reclaim_dead(
@@ -70,11 +71,24 @@ def fence_out(
     destination: PostgresDestination,
 ) -> None:
     """After this no attempt that is at work now can publish into the table."""
-    token = Jobs(plane).next_token(connection)
-    fence = Fence(str(destination.relation), control_id, token, f"sweep-{uuid4().hex}")
-    # Too low means that a newer attempt is there already, so the older ones are fenced out.
-    with suppress(FenceTooLow):
+    jobs = Jobs(plane)
+    fence = Fence(
+        str(destination.relation),
+        control_id,
+        jobs.next_token(connection),
+        f"sweep-{uuid4().hex}",
+    )
+    try:
         destination.raise_fence(fence)
+    except FenceTooLow as error:
+        if error.attempt_id in jobs.live_attempts(connection):
+            return  # a newer attempt is there already, so the older ones are fenced out
+        # One that this control database knows nothing of: it was restored, and forgot it.
+        restored = not jobs.has_issued(connection, error.token)
+        token = jobs.token_above(connection, error.token)
+        if restored:
+            tell_restored(connection, fence, seen=error.token, lifted_to=token)
+        destination.raise_fence(replace(fence, token=token))
 
 
 def is_published(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from tidegate.control.job_records import JobRecords
 from tidegate.control.jobs import Jobs
 from tidegate.control.observations import Observations
 from tidegate.control.workers import user_name
+from tidegate.errors import TidegateError
 from tidegate.model.job import SYNC, JobRequest
 from tidegate.model.load import LoadResult
 from tidegate.model.sync import Sync
@@ -42,11 +43,12 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """How a run ended; `stale` means that another attempt took over."""
+    """How a run ended; `stale` means that another attempt took over, or that it was cancelled."""
 
     job_id: UUID
     status: str
     outcome: SyncOutcome
+    cancelled: bool = False
 
     @property
     def rows(self) -> int:
@@ -163,7 +165,17 @@ class Runner:
             interrupt=lambda: self._context.spark.interrupt(claimed.claim.attempt_id),
             retries=retries,
         ).run(work)
-        return RunReport(claimed.claim.job_id, "done" if won else "stale", outcome)
+        job_id = claimed.claim.job_id
+        if won:
+            return RunReport(job_id, "done", outcome)
+        return RunReport(job_id, "stale", outcome, cancelled=self._is_cancelled(job_id))
+
+    def _is_cancelled(self, job_id: UUID) -> bool:
+        """Whether somebody asked for that, as far as can be told now."""
+        with suppress(psycopg.Error, TidegateError), self._context.plane.connect() as control:
+            found = JobRecords(self._context.plane).get(control, job_id)
+            return found is not None and found.cancel_requested_at is not None
+        return False
 
     def _loaded(self, sync: Sync, attempt: LiveAttempt, load: LoadResult) -> None:
         attempt.record(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tidegate.destinations.postgres import PostgresDestination
-from tidegate.errors import TidegateError
+from tidegate.errors import DeclarationError
 from tidegate.model.job import NOTHING
 from tidegate.model.relation import Endpoint
 from tidegate.pipeline.context import Context
@@ -14,18 +14,17 @@ from tidegate.pipeline.context import Context
 def destination_of_job(
     context: Context, kind: str, payload: dict[str, Any]
 ) -> PostgresDestination | None:
-    """The destination to be fenced; None for a kind of job that publishes nothing.
+    """The destination to be fenced; None for a job that publishes nothing.
 
-    An unknown connection raises: without the fence nobody may say that such a job has ended.
+    A malformed job does not, either: whoever works it refuses it first. An unknown connection
+    raises: without the fence nobody may say that such a job has ended.
     """
-    if kind == NOTHING:
+    target = payload.get("target") if isinstance(payload, dict) else None
+    if kind == NOTHING or not isinstance(target, str):
         return None
-    target = payload.get("target")
-    if not isinstance(target, str):
-        raise TidegateError(
-            f"a job of kind {kind} does not say which table it writes to",
-            'its payload must hold "target": "connection:schema.table"',
-        )
-    endpoint = Endpoint.parse(target)
+    try:
+        endpoint = Endpoint.parse(target)
+    except DeclarationError:
+        return None
     context.settings.connection(endpoint.connection)
     return context.destination(endpoint)

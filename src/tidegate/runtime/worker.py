@@ -16,7 +16,7 @@ from tidegate.control.jobs import Jobs
 from tidegate.control.turns import Turn, Turns
 from tidegate.control.workers import Worker as Identity
 from tidegate.control.workers import Workers
-from tidegate.errors import BusyError, TidegateError
+from tidegate.errors import BusyError, TidegateError, UsageError
 from tidegate.log import log
 from tidegate.model.backoff import Backoff
 from tidegate.model.job import Claim, Ending, JobStatus
@@ -31,6 +31,7 @@ from tidegate.runtime.waker import Waker
 from tidegate.runtime.working import may_be_retried
 
 _LONGEST_WAIT_FOR_DATABASE = 5.0
+_SOONEST_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,15 @@ class WorkerOptions:
     concurrency: int = 1
     once: bool = False
     burst: bool = False
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise UsageError(
+                f"a worker with a concurrency of {self.concurrency} would work nothing",
+                "give 1 or more",
+            )
+        if self.once and self.burst:
+            raise UsageError("--once and --burst were both given", "give one of them")
 
 
 @dataclass(slots=True)
@@ -238,7 +248,11 @@ class Worker:
             name=claim.name,
             error=_words(error),
         )
-        with suppress(psycopg.Error, TidegateError), self._context.plane.connect() as control:
+        with suppress(TidegateError):
+            self._reach_database(lambda: self._write_end(claim, error, retry=retry))
+
+    def _write_end(self, claim: Claim, error: Exception, *, retry: bool) -> None:
+        with self._context.plane.connect() as control:
             if retry:
                 # A table in use will be free soon, and says nothing against the job.
                 busy = isinstance(error, BusyError)
@@ -272,9 +286,9 @@ class Worker:
                     soon = self._jobs.seconds_to_next(
                         connection, project=self._turns.project, kinds=self._turns.kinds
                     )
-                # One whose time has come and that was not claimed waits for a lock.
-                if soon is not None and soon > 0:
-                    seconds = min(seconds, soon)
+                # One whose time came since the last claim is due now, unless another took it.
+                if soon is not None:
+                    seconds = min(seconds, max(soon, _SOONEST_SECONDS))
             if self._waker.wait(connection, seconds) and connection is not None:
                 for _ in connection.notifies(timeout=0):
                     pass
@@ -292,9 +306,10 @@ class Worker:
         )
         connection.prepare_threshold = 0
         channel = sql.Identifier(self._context.plane.channel("jobs"))
-        connection.execute(sql.SQL("LISTEN {}").format(channel))
+        with self.heartbeat.answered_soon(connection):
+            connection.execute(sql.SQL("LISTEN {}").format(channel))
+            self._give_back_unknown(connection)
         self._connection = connection
-        self._give_back_unknown(connection)
 
     def _give_back_unknown(self, connection: Connection) -> None:
         """A claim whose answer was lost with its session is held by us, and nobody works on it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -14,6 +14,7 @@ from tidegate.control.jobs import Jobs
 from tidegate.destinations.postgres import PostgresDestination
 from tidegate.errors import CommitUnknown, StaleAttempt, TidegateError
 from tidegate.failpoints import reach
+from tidegate.ledger.fences import Fence
 from tidegate.log import log
 from tidegate.model.backoff import Backoff
 from tidegate.model.job import JobStatus
@@ -21,7 +22,7 @@ from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection, translate
 from tidegate.runtime.attempt import LiveAttempt, raise_fence
 from tidegate.runtime.claiming import Claimed
-from tidegate.runtime.lease import Lease
+from tidegate.runtime.control_session import ControlSession
 from tidegate.runtime.leaving import leave_job
 
 
@@ -41,7 +42,6 @@ class ClaimedWork:
     what: str
     interrupt: Callable[[], None]
     retries: bool = False
-    backoff: Backoff = field(default_factory=Backoff)
 
     def run(self, work: Callable[[LiveAttempt], dict[str, Any]]) -> bool:
         """Do the work as a fenced attempt; False when another attempt took over.
@@ -53,18 +53,17 @@ class ClaimedWork:
         lease = heartbeat.hold(
             claim, since=self.claimed.since, interrupt=self.interrupt, leave=self._leave
         )
+        control = ControlSession(self.context.plane, self.control, heartbeat, lease)
         try:
-            fence = raise_fence(
-                self.destination, self._jobs, self.control, claim, self.context.control_id()
-            )
-            attempt = LiveAttempt(self._jobs, self.control, claim, lease, fence, self.actor)
             try:
-                result = work(attempt)
+                fence = control.write(self._raise_fence)
+                result = work(LiveAttempt(self._jobs, control, claim, lease, fence, self.actor))
+                lease.check_alive()
+                self._finish(control, result)
             except Exception:
                 # Interrupted Spark work fails in many ways; the reason is that we were replaced.
                 lease.check_alive()
                 raise
-            self._finish(lease, result)
             return True
         except StaleAttempt as error:
             log.warning(
@@ -86,16 +85,26 @@ class ClaimedWork:
             raise
         finally:
             heartbeat.drop(lease)
+            if control.connection is not self.control:
+                control.connection.close()
+
+    def _raise_fence(self, control: Connection) -> Fence:
+        return raise_fence(
+            self.destination, self._jobs, control, self.claimed.claim, self.context.control_id()
+        )
 
     @property
     def _jobs(self) -> Jobs:
         return Jobs(self.context.plane)
 
-    def _finish(self, lease: Lease, result: dict[str, Any]) -> None:
+    def _finish(self, control: ControlSession, result: dict[str, Any]) -> None:
         claim = self.claimed.claim
-        lease.check_alive()
-        won = self._jobs.finish(
-            self.control, claim, JobStatus.DONE, actor=self.actor, result=result
+        won = control.write(
+            lambda session: (
+                self._jobs.finish(session, claim, JobStatus.DONE, actor=self.actor, result=result)
+                # Or it was done, and the answer was lost.
+                or self._jobs.outcome(session, claim) == JobStatus.DONE
+            )
         )
         if not won:
             raise StaleAttempt(f"the attempt {claim.attempt_id} was replaced by another")
@@ -108,7 +117,9 @@ class ClaimedWork:
             self.destination.discard(claim.attempt_id)
         with suppress(psycopg.Error):
             if self.retries and may_be_retried(error, claim.error_count, claim.max_attempts):
-                wait = self.backoff.seconds(claim.error_count + 1, random.random())
+                worker = self.context.settings.worker
+                backoff = Backoff(worker.retry_after_seconds, worker.retry_at_most_seconds)
+                wait = backoff.seconds(claim.error_count + 1, random.random())
                 self._jobs.give_back(
                     self.control,
                     claim,

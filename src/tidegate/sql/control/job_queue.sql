@@ -51,9 +51,11 @@ SELECT attempt_id FROM renewed
 SELECT COUNT(*) FROM {schema}.job_queue WHERE claimed_at IS NULL AND visible_at <= NOW()
 
 -- name: next_visible
--- How long until the next waiting job may run, in seconds; nothing when none waits.
-SELECT extract(epoch FROM min(visible_at) - clock_timestamp())::float8 FROM {schema}.job_queue
-WHERE claimed_at IS NULL AND project = %(project)s AND kind = ANY(%(kinds)s)
+-- How long until the next waiting job may run, in seconds; nothing when none waits for its time.
+SELECT extract(epoch FROM min(q.visible_at) - clock_timestamp())::float8
+FROM {schema}.job_queue q
+WHERE q.claimed_at IS NULL AND q.project = %(project)s AND q.kind = ANY(%(kinds)s)
+  AND NOT EXISTS (SELECT FROM {schema}.table_locks l WHERE l.resource = q.lock_resource)
 
 -- name: reissue_fence
 -- A higher token for the same attempt, after the destination turned out to be ahead of us.
@@ -69,6 +71,10 @@ SELECT setval(%(sequence)s::regclass, greatest(%(token)s, nextval(%(sequence)s::
 -- name: next_token
 -- A token without a claim, for whoever raises a fence against a dead attempt.
 SELECT nextval(%(sequence)s::regclass)
+
+-- name: last_token
+-- The newest token of all that were issued.
+SELECT pg_sequence_last_value(%(sequence)s::regclass)
 
 -- name: list_dead
 -- Attempts at a resource, or at any, whose lease ran out or whose worker's session is gone.

@@ -330,3 +330,7 @@ WITH old AS (
     DELETE FROM {schema}.job_audit a USING old o WHERE a.job_id = o.job_id
 )
 DELETE FROM {schema}.jobs j USING old o WHERE j.job_id = o.job_id
+
+-- name: outcome_of_attempt
+-- How an attempt ended, for one whose answer was lost.
+SELECT outcome FROM {schema}.job_attempts WHERE attempt_id = %(attempt_id)s

@@ -1,0 +1,283 @@
+"""Workers whose control database goes away, comes back, or falls silent."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from acceptance.conftest import MakeScene
+from acceptance.harness import Scene
+from acceptance.oracle import assert_idle, scalar
+from acceptance.processes import until
+from acceptance.proxy import SilentProxy
+from acceptance.queueing import (
+    SlowStage,
+    assert_each_ended_once,
+    counts,
+    opened,
+    published,
+    start_command,
+    start_worker,
+    status_of,
+    submit_nothing,
+    submit_sync,
+    wait_until_ended,
+    wait_until_ready,
+)
+from conftest import FAST
+from tidegate.control.jobs import Jobs
+from tidegate.errors import TidegateError
+from tidegate.model.job import NOTHING, JobRequest, LockAt
+from tidegate.postgres.embedded import EmbeddedServer
+
+WORKER = {
+    "lease": "30s",
+    "heartbeat": "5s",
+    "poll": "1s",
+    "sweep": "1s",
+    "retry_after": "1s",
+    "retry_at_most": "2s",
+}
+ANSWER_SECONDS = 5.0
+"""a sixth of the lease"""
+SLACK_SECONDS = 5.0
+
+
+@pytest.fixture
+def doomed(tmp_path: Path) -> Iterator[EmbeddedServer]:
+    """A server of the test's own, to be stopped."""
+    server = EmbeddedServer(tmp_path / "doomed", FAST)
+    server.start()
+    yield server
+    server.stop("immediate")
+    shutil.rmtree(server.directory)
+
+
+@pytest.fixture
+def proxy(server: EmbeddedServer) -> Iterator[SilentProxy]:
+    made = SilentProxy(server.port)
+    yield made
+    made.close()
+
+
+def behind(scene: Scene, proxy: SilentProxy) -> Scene:
+    """The project reaches its control database through the proxy; the test goes around it."""
+    direct = scene.control
+    scene.control = make_conninfo(direct, port=proxy.port)
+    scene.write_project()
+    scene.control = direct
+    return scene
+
+
+@contextmanager
+def submitting(scene: Scene, jobs: int, pause: float) -> Iterator[Callable[[], None]]:
+    """Submit jobs all the while, each until it is in; calling it waits for the last."""
+
+    def submit() -> None:
+        for number in range(jobs):
+            request = JobRequest(
+                "shop",
+                NOTHING,
+                f"nothing-{number}",
+                None,
+                lock_at=LockAt.NEVER,
+                idempotency_key=f"key-{number}",
+            )
+            while True:
+                try:
+                    with opened(scene) as project, project.context.plane.connect() as control:
+                        Jobs(project.context.plane).submit(control, request, "test")
+                    break
+                except (psycopg.Error, TidegateError):
+                    time.sleep(0.05)
+            time.sleep(pause)
+
+    thread = threading.Thread(target=submit)
+    thread.start()
+    yield thread.join
+    thread.join()
+
+
+def assert_all_done(scene: Scene, jobs: int) -> None:
+    until(lambda: counts(scene) == {"done": jobs}, f"{jobs} jobs to be done")
+    assert_each_ended_once(scene)
+    assert_idle(scene.control)
+
+
+def test_jobs_are_done_once_while_postgres_is_stopped_and_crashes(
+    make_scene: MakeScene, doomed: EmbeddedServer
+) -> None:
+    scene = make_scene(2, control=doomed.conninfo(), worker=WORKER)
+    worker = start_worker(scene, "--concurrency", "4")
+    with submitting(scene, 100, pause=0.02) as submitted:
+        for how in ("fast", "immediate"):
+            seen = sum(counts(scene).values())
+            until(lambda seen=seen: sum(counts(scene).values()) > seen + 10, "some jobs")  # type: ignore[misc]
+            assert doomed.stop(how)
+            time.sleep(0.5)
+            doomed.start()
+        submitted()
+    assert_all_done(scene, 100)
+    assert worker.alive
+    assert "control_database_lost" in worker.err
+    assert "Traceback" not in worker.err, worker.err
+
+
+@pytest.mark.parametrize("seconds", [6, pytest.param(30, marks=pytest.mark.chaos)])
+def test_jobs_are_done_once_while_every_session_is_ended_twice_a_second(
+    make_scene: MakeScene, seconds: int
+) -> None:
+    scene = make_scene(
+        3, tables=("orders", "parts"), worker={**WORKER, "max_attempts": "50"}, batch_rows=20
+    )
+    worker = start_worker(scene, "--concurrency", "2")
+    loads = [submit_sync(scene, "orders"), submit_sync(scene, "parts")]
+    number = 10 * seconds
+    ended = 0
+    with submitting(scene, number, pause=0.05) as submitted:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            ended += end_sessions(scene)
+            time.sleep(0.5)
+        submitted()
+    assert ended > 2 * seconds
+    assert_all_done(scene, number + len(loads))
+    scene.assert_exact()
+    assert worker.alive
+    assert "Traceback" not in worker.err, worker.err
+
+
+def test_a_worker_notices_that_what_it_listens_on_has_fallen_silent(
+    make_scene: MakeScene, proxy: SilentProxy
+) -> None:
+    scene = behind(make_scene(3, worker=WORKER), proxy)
+    worker = start_worker(scene)
+    wait_until_ended(scene, *submit_nothing(scene))
+    proxy.fall_silent(for_new_lines=False)
+    started = time.monotonic()
+    (job_id,) = submit_nothing(scene)
+    wait_until_ended(scene, job_id)
+    assert time.monotonic() - started < 1 + ANSWER_SECONDS + SLACK_SECONDS
+    assert "control_database_lost" in worker.err
+    assert_all_done(scene, 2)
+
+
+def test_a_worker_that_cannot_beat_gives_its_attempt_up_before_its_lease_is_over(
+    make_scene: MakeScene, proxy: SilentProxy, tmp_path: Path
+) -> None:
+    slow = SlowStage(tmp_path)
+    worker = {**WORKER, "lease": "9s", "heartbeat": "3s"}
+    scene = behind(make_scene(3, pipelines=slow.pipelines, worker=worker), proxy)
+    slow.close_gate()
+    first = start_worker(scene, "--concurrency", "1")
+    job_id = submit_sync(scene)
+    first.wait_for(lambda: slow.is_busy, "the transformation to run")
+    slow.open_gate()
+    proxy.fall_silent(for_new_lines=True)
+    first.wait_for(lambda: "attempt_lost" in first.err, "the worker to give up")
+    assert lease_lasts(scene, job_id)
+    assert "why='its lease is running out'" in first.err
+    # What is left of the first worker's session still holds its lock, as after a half-open line.
+    second = start_command(
+        scene, "worker", "--concurrency", "1", before=("--set", f"project.control={scene.control}")
+    )
+    wait_until_ready(second)
+    wait_until_ended(scene, job_id)
+    assert status_of(scene, job_id) == "done"
+    assert scalar(
+        scene.control,
+        "SELECT array_agg(outcome ORDER BY started_at) FROM tidegate_control.job_attempts",
+    ) == ["lost", "done"]
+    after = published(scene)
+    slow.let_go()
+    first.wait_for(lambda: "writeback_stale_attempt" in first.err, "the worker to let go")
+    proxy.speak_again()
+    assert published(scene) == after
+    scene.assert_exact()
+    assert_each_ended_once(scene)
+    # The first one has found its way back.
+    second.kill_all()
+    wait_until_ended(scene, *submit_nothing(scene))
+
+
+def test_a_job_is_found_without_being_announced_and_on_time(make_scene: MakeScene) -> None:
+    poll = 4.0
+    scene = make_scene(1, worker={**WORKER, "poll": f"{poll:.0f}s"})
+    start_worker(scene)
+    wait_until_ended(scene, *submit_nothing(scene))
+    started = time.monotonic()
+    quiet = submit_without_notice(scene)
+    wait_until_ended(scene, quiet, seconds=poll + SLACK_SECONDS)
+    assert time.monotonic() - started < poll + SLACK_SECONDS
+    # One that waits for a table, and whose time has come long ago, must not hide the others.
+    waiting = submit_without_notice(
+        scene,
+        "UPDATE tidegate_control.job_queue SET lock_resource = 'held' WHERE job_id = %s",
+        "INSERT INTO tidegate_control.table_locks (resource, job_id) VALUES ('held', %s)",
+    )
+    late = []
+    for delay in (0.3, 0.8, 1.3, 1.8):
+        (job_id,) = submit_nothing(scene, delay_seconds=delay)
+        wait_until_ended(scene, job_id)
+        late.append(seconds_late(scene, job_id, delay))
+    assert max(late) < 1.5, late
+    assert min(late) >= 0, late
+    assert status_of(scene, waiting) == "pending"
+
+
+def end_sessions(scene: Scene) -> int:
+    """pg_terminate_backend for whatever Tidegate has open on its control database."""
+    found = scalar(
+        scene.control,
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND application_name LIKE 'tidegate%%'",
+    )
+    assert isinstance(found, int)
+    return found
+
+
+def lease_lasts(scene: Scene, job_id: UUID) -> bool:
+    query = "SELECT lease_until > now() FROM tidegate_control.job_queue WHERE job_id = %s"
+    return bool(scalar(scene.control, query, job_id))
+
+
+def submit_without_notice(scene: Scene, *also: str) -> UUID:
+    """A job by plain SQL; nobody is told."""
+    job_id = uuid4()
+    with psycopg.connect(scene.control) as connection:
+        connection.execute(
+            "INSERT INTO tidegate_control.jobs (job_id, project, kind, name, payload, submitted_by,"
+            " lock_at) VALUES (%s, 'shop', 'noop', 'quiet', '{}', 'by hand', 'never')",
+            (job_id,),
+        )
+        connection.execute(
+            "INSERT INTO tidegate_control.job_queue (job_id, project, kind, visible_at)"
+            " VALUES (%s, 'shop', 'noop', now())",
+            (job_id,),
+        )
+        for statement in also:
+            connection.execute(statement, (job_id,))  # type: ignore[arg-type]
+    return job_id
+
+
+def seconds_late(scene: Scene, job_id: UUID, delay: float) -> float:
+    """How long after its time a job was claimed, by the database's clock."""
+    found = scalar(
+        scene.control,
+        "SELECT extract(epoch FROM a.started_at - j.submitted_at)::float8 - %s"
+        " FROM tidegate_control.jobs j JOIN tidegate_control.job_attempts a USING (job_id)"
+        " WHERE j.job_id = %s",
+        delay,
+        job_id,
+    )
+    assert isinstance(found, float)
+    return found
