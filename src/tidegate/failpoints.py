@@ -30,6 +30,7 @@ POINTS = (
     "publish.applied",
     "publish.moved",
     "publish.committed",
+    "job.finishing",
     "job.finished",
     "adopt.moved",
     "adopt.committed",

@@ -107,6 +107,10 @@ class Process:
         self._process.kill()
         return self.wait()
 
+    def send(self, number: signal.Signals) -> None:
+        """Signal the process alone."""
+        self._process.send_signal(number)
+
     def kill_all(self) -> None:
         """SIGKILL the process and everything it started."""
         self._signal_all(signal.SIGKILL)

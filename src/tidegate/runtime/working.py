@@ -96,6 +96,7 @@ class ClaimedWork:
     def _finish(self, lease: Lease, result: dict[str, Any]) -> None:
         claim = self.claimed.claim
         lease.check_alive()
+        reach("job.finishing")
         won = self._jobs.finish(
             self.control, claim, JobStatus.DONE, actor=self.actor, result=result
         )
