@@ -152,6 +152,17 @@ class Queue:
             )
             return {pid for (pid,) in rows}
 
+    def holder(self, job_id: UUID) -> int | None:
+        """The process that works on a job."""
+        with psycopg.connect(self.scene.control) as connection:
+            row = connection.execute(
+                "SELECT w.pid FROM tidegate_control.job_queue q"
+                " JOIN tidegate_control.workers w ON w.worker_id = q.claimed_by"
+                " WHERE q.job_id = %s",
+                (job_id,),
+            ).fetchone()
+        return None if row is None else int(row[0])
+
     @contextmanager
     def locked(self, job_id: UUID) -> Iterator[None]:
         """Nobody can write the queue row of this job meanwhile."""

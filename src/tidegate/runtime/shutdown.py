@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 
 import structlog
@@ -62,11 +63,15 @@ class Shutdown:
             return
         name = signal.Signals(number).name
         log.warning("worker_told_to_stop", signal=name)
-        threading.Thread(target=self._go, args=(name,), daemon=True).start()
+        going = threading.Thread(target=self._go, args=(name,), daemon=True)
+        going.start()
         self._heard.settimeout(self._patience)
         try:
-            self._next()
-            log.warning("worker_told_twice")
+            if self._next() is None:
+                # The work has ended by itself; leaving it, which has begun, says how.
+                going.join(self._patience)
+            else:
+                log.warning("worker_told_twice")
         except TimeoutError:
             log.warning("worker_leaves_work_behind", after_seconds=self._patience)
         _end(1)
@@ -90,6 +95,7 @@ class Shutdown:
 
 def _end(code: int) -> None:
     """End without waiting for any thread; Spark's JVM goes when its pipe to us closes."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody may read it any more
+            stream.flush()
     os._exit(code)
