@@ -6,6 +6,8 @@ that it is gone.
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from acceptance.conftest import LOCAL, MakeQueue
@@ -61,6 +63,29 @@ def test_a_worker_wakes_up_after_its_job_was_finished_by_another(
     make_queue: MakeQueue, databases: int, point: str
 ) -> None:
     stopped_past_its_lease(make_queue(databases, worker=SHORT_LEASE), point)
+
+
+def test_a_worker_that_wakes_up_to_a_signal_gives_nothing_of_another_back(
+    make_queue: MakeQueue,
+) -> None:
+    """The job that it would give back has become its successor's."""
+    queue = make_queue(2, worker=SHORT_LEASE)
+    job_id = queue.submit_sync()
+    zombie = queue.start(failpoint="fence.raised=stop")
+    zombie.wait_for(lambda: is_stopped(zombie.pid), "fence.raised")
+    successor, flag = queue.start_and_hold("stage.done", "--once")
+    before = queue.job(job_id)
+    zombie.send(signal.SIGTERM)
+    zombie.resume()
+    ended = zombie.wait()
+    assert ended.code in (0, 1), ended
+    assert "worker_told_to_stop" in ended.err, ended
+    assert queue.holder(job_id) == successor.pid
+    assert queue.job(job_id) == before
+    flag.unlink()
+    ended = successor.wait()
+    assert ended.code == 0, ended
+    queue.assert_all_done()
 
 
 @pytest.mark.chaos

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
@@ -16,6 +17,8 @@ import structlog
 log = structlog.get_logger()
 
 PATIENCE_SECONDS = 2.0
+# Of a parent that died the kernel tells once for each of its threads.
+_ECHO_SECONDS = 0.3
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -65,9 +68,10 @@ class Shutdown:
         log.warning("worker_told_to_stop", signal=name)
         going = threading.Thread(target=self._go, args=(name,), daemon=True)
         going.start()
-        self._heard.settimeout(self._patience)
+        deadline = time.monotonic() + self._patience
+        again_from = time.monotonic() + _ECHO_SECONDS
         try:
-            if self._next() is None:
+            if self._next(deadline, again_from) is None:
                 # The work has ended by itself; leaving it, which has begun, says how.
                 going.join(self._patience)
             else:
@@ -76,12 +80,15 @@ class Shutdown:
             log.warning("worker_leaves_work_behind", after_seconds=self._patience)
         _end(1)
 
-    def _next(self) -> int | None:
+    def _next(self, deadline: float | None = None, from_: float = 0.0) -> int | None:
+        """The next signal that counts; None when the work has ended."""
         while True:
+            if deadline is not None:
+                self._heard.settimeout(max(0.001, deadline - time.monotonic()))
             number = self._heard.recv(1)[0]
             if number == 0:
                 return None
-            if number in SIGNALS:
+            if number in SIGNALS and time.monotonic() >= from_:
                 return number
 
     def _go(self, name: str) -> None:
