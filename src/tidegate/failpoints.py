@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -30,6 +31,7 @@ POINTS = (
     "publish.applied",
     "publish.moved",
     "publish.committed",
+    "job.finishing",
     "job.finished",
     "adopt.moved",
     "adopt.committed",
@@ -85,7 +87,8 @@ def _fire(armed: tuple[str, int, str]) -> None:
             Path(argument).touch()
         os.kill(os.getpid(), signal.SIGKILL)
     elif kind == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # Sent to this thread: another would stop the process a moment later.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     elif kind == "wait":
         flag = Path(argument)
         flag.touch()

@@ -10,6 +10,7 @@ import pytest
 
 from acceptance.harness import Scene
 from acceptance.spark_server import SparkServer
+from acceptance.workers import QUICK, Queue
 from conftest import MakeDatabase
 
 LOCAL = {"master": "local[2]"}
@@ -53,3 +54,25 @@ def make_scene(
     yield make
     for scene in made:
         scene.close()
+
+
+class MakeQueue(Protocol):
+    """Makes a scene with a queue; workers look often."""
+
+    def __call__(self, databases: int = 2, **options: Any) -> Queue: ...
+
+
+@pytest.fixture
+def make_queue(make_scene: MakeScene) -> Iterator[MakeQueue]:
+    """A maker of queues; their workers are gone before the scenes are."""
+    made: list[Queue] = []
+
+    def make(databases: int = 2, **options: Any) -> Queue:
+        options.setdefault("worker", QUICK)
+        queue = Queue(make_scene(databases, **options))
+        made.append(queue)
+        return queue
+
+    yield make
+    for queue in made:
+        queue.close()

@@ -124,6 +124,10 @@ class Process:
         """SIGTERM, to the process alone."""
         self._process.terminate()
 
+    def send(self, number: signal.Signals) -> None:
+        """Signal the process alone."""
+        self._process.send_signal(number)
+
     def kill_all(self) -> None:
         """SIGKILL the process and everything it started."""
         self._signal_all(signal.SIGKILL)

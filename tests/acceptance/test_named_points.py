@@ -105,7 +105,8 @@ def test_killed_in_first_and_later_batches_of_first_and_later_runs(
     make_scene: MakeScene, point: str, databases: int
 ) -> None:
     scene = make_scene(databases, batch_rows=15)
-    several = point not in ("job.submitted", "job.claimed", "fence.raised", "job.finished")
+    once = ("job.submitted", "job.claimed", "fence.raised", "job.finishing", "job.finished")
+    several = point not in once
     for passage in (1, 2) if several else (1,):
         scene.change()
         kill_at(scene, point, passage)

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
+from typing import TextIO, cast
+
+
+class _StandardError:
+    """Where nobody reads it any more, what is said is lost, and nothing else: work goes on."""
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            sys.stderr.flush()
 
 
 class _Line(logging.Formatter):
@@ -21,7 +35,7 @@ def configure() -> None:
 
     from tidegate.log import LOGGER
 
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(cast(TextIO, _StandardError()))
     handler.setFormatter(_Line())
     logger = logging.getLogger(LOGGER)
     logger.handlers[:] = [handler]
@@ -33,5 +47,5 @@ def configure() -> None:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
         ],
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(file=cast(TextIO, _StandardError())),
     )

@@ -151,7 +151,7 @@ class Jobs:
         """Write several terminal states; returns the attempts that were the ones to do so."""
         rows = connection.execute(
             self.plane.finishing(),
-            finish_parameters(endings, actor),
+            finish_parameters(endings, actor) | {"channel": self.plane.channel("jobs")},
         )
         return {row[0] for row in rows}
 

@@ -7,12 +7,16 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 
 from tidegate.log import log
 
 PATIENCE_SECONDS = 2.0
+# Of a parent that died the kernel tells once for each of its threads.
+_ECHO_SECONDS = 0.3
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -60,21 +64,29 @@ class Shutdown:
             return
         name = signal.Signals(number).name
         log.warning("worker_told_to_stop", signal=name)
-        threading.Thread(target=self._go, args=(name,), daemon=True).start()
-        self._heard.settimeout(self._patience)
+        going = threading.Thread(target=self._go, args=(name,), daemon=True)
+        going.start()
+        deadline = time.monotonic() + self._patience
+        again_from = time.monotonic() + _ECHO_SECONDS
         try:
-            self._next()
-            log.warning("worker_told_twice")
+            if self._next(deadline, again_from) is None:
+                # The work has ended by itself; leaving it, which has begun, says how.
+                going.join(self._patience)
+            else:
+                log.warning("worker_told_twice")
         except TimeoutError:
             log.warning("worker_leaves_work_behind", after_seconds=self._patience)
         _end(1)
 
-    def _next(self) -> int | None:
+    def _next(self, deadline: float | None = None, from_: float = 0.0) -> int | None:
+        """The next signal that counts; None when the work has ended."""
         while True:
+            if deadline is not None:
+                self._heard.settimeout(max(0.001, deadline - time.monotonic()))
             number = self._heard.recv(1)[0]
             if number == 0:
                 return None
-            if number in SIGNALS:
+            if number in SIGNALS and time.monotonic() >= from_:
                 return number
 
     def _go(self, name: str) -> None:
@@ -88,6 +100,7 @@ class Shutdown:
 
 def _end(code: int) -> None:
     """End without waiting for any thread; Spark's JVM goes when its pipe to us closes."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody may read it any more
+            stream.flush()
     os._exit(code)

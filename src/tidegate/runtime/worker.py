@@ -25,7 +25,7 @@ from tidegate.postgres.connect import Connection
 from tidegate.runtime.claiming import Claimed
 from tidegate.runtime.handlers import Handler
 from tidegate.runtime.heartbeat import Heartbeat
-from tidegate.runtime.lease import now
+from tidegate.runtime.lease import Lease, now
 from tidegate.runtime.leaving import leave_job
 from tidegate.runtime.waker import Waker
 from tidegate.runtime.working import may_be_retried
@@ -143,10 +143,12 @@ class Worker:
         self._claiming.acquire(timeout=0.5)
         leases = [lease for lease in self.heartbeat.leases() if lease.leave is not None]
         with ThreadPoolExecutor(max(1, len(leases))) as pool:
-            list(pool.map(lambda lease: lease.leave and lease.leave(reason), leases))
+            list(pool.map(lambda lease: _leave(lease, reason), leases))
+        left = len(leases)
         with suppress(psycopg.Error, TidegateError), self._context.plane.connect() as control:
+            left += self._give_back_unknown(control, reason)
             Workers(self._context.plane).forget(control, self.heartbeat.worker)
-        return 1 if leases else self.tally.exit_code
+        return 1 if left else self.tally.exit_code
 
     def _work(self, pool: ThreadPoolExecutor) -> None:
         endings: list[Ending] = []
@@ -308,18 +310,21 @@ class Worker:
         channel = sql.Identifier(self._context.plane.channel("jobs"))
         with self.heartbeat.answered_soon(connection):
             connection.execute(sql.SQL("LISTEN {}").format(channel))
-            self._give_back_unknown(connection)
+            self._give_back_unknown(connection, "answer lost")
         self._connection = connection
 
-    def _give_back_unknown(self, connection: Connection) -> None:
-        """A claim whose answer was lost with its session is held by us, and nobody works on it."""
+    def _give_back_unknown(self, connection: Connection, reason: str) -> int:
+        """What we hold and no thread works on: quick jobs, and claims whose answer was lost."""
         held = self._jobs.held_by(connection, self._turns.worker_id)
         known = {lease.claim.attempt_id for lease in self.heartbeat.leases()}
-        for attempt in held:
-            if attempt.attempt_id not in known:
+        unknown = [attempt for attempt in held if attempt.attempt_id not in known]
+        with connection.transaction():
+            return sum(
                 self._jobs.give_back(
-                    connection, attempt, actor=f"{self._turns.worker_id}: answer lost"
+                    connection, attempt, actor=f"{self._turns.worker_id}: {reason}"
                 )
+                for attempt in sorted(unknown, key=lambda one: one.job_id)
+            )
 
     def _lost_database(self, error: Exception) -> None:
         log.warning("control_database_lost", error=str(error).splitlines()[0])
@@ -343,6 +348,13 @@ class Worker:
                 )
             self._stopping.wait(pause)
             pause = min(pause * 2, _LONGEST_WAIT_FOR_DATABASE)
+
+
+def _leave(lease: Lease, reason: str) -> None:
+    """First what others wait for; then Spark need not go on for nobody."""
+    if lease.leave is not None:
+        lease.leave(reason)
+    lease.lose(reason)
 
 
 def _words(error: Exception) -> str:

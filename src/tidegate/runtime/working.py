@@ -99,6 +99,7 @@ class ClaimedWork:
 
     def _finish(self, control: ControlSession, result: dict[str, Any]) -> None:
         claim = self.claimed.claim
+        reach("job.finishing")
         won = control.write(
             lambda session: (
                 self._jobs.finish(session, claim, JobStatus.DONE, actor=self.actor, result=result)

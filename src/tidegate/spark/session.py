@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.errors import TidegateError
 from tidegate.settings import SparkSettings
-from tidegate.spark.borrowing import borrow, is_stopped
+from tidegate.spark.borrowing import borrow, forget_dead_jvm, is_stopped
 from tidegate.spark.java import choose_java
 from tidegate.spark.logs import keep_off_the_terminal
 from tidegate.spark.shipping import UserCode, ship
@@ -75,6 +75,8 @@ class SparkSessions:
         with self._lock:
             if self._session is None or is_stopped(self._session):
                 self._sent.clear()
+                if self._session is not None and not self._settings.remote:
+                    forget_dead_jvm()
                 self._session = self._borrow()
                 self._borrowed = self._session is not None
             if self._session is None:

@@ -151,6 +151,7 @@ ended AS (
     FOR UPDATE OF q
 ), ended_locks AS (
     DELETE FROM {schema}.table_locks l USING mine m WHERE l.job_id = m.job_id
+    RETURNING l.job_id
 ), ended_queue AS (
     DELETE FROM {schema}.job_queue q USING mine m WHERE q.job_id = m.job_id
 ), finished AS (
@@ -170,9 +171,9 @@ ended AS (
 )
 
 -- name: finish_jobs
--- Several endings, by themselves.
+-- Several endings, by themselves; who waits for a lock that becomes free is told.
 WITH {finishing}
-SELECT attempt_id FROM finished
+SELECT f.attempt_id, (SELECT pg_notify(%(channel)s, '') FROM ended_locks LIMIT 1) FROM finished f
 
 -- name: give_back_job
 -- From running to pending again: after an error, to be tried later, or because the worker leaves.
