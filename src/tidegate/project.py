@@ -37,6 +37,7 @@ from tidegate.pipeline.declarations import read_declarations
 from tidegate.pipeline.expanding import Expanded, expand
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.claiming import open_heartbeat
+from tidegate.runtime.heartbeat import Heartbeat
 from tidegate.runtime.hold import hold_table
 from tidegate.runtime.many import ManyReport, SyncEnd, run_many
 from tidegate.runtime.publisher import Publisher
@@ -168,6 +169,7 @@ class Project:
         concurrency: int | None = None,
         step: Callable[[Sync, LoadResult], None] | None = None,
         ended: Callable[[SyncEnd], None] | None = None,
+        heartbeat: Heartbeat | None = None,
     ) -> ManyReport:
         """Run syncs and groups, or all there are, side by side; failures are in the report."""
         chosen = [one for one in names or () if isinstance(one, Sync)]
@@ -181,6 +183,7 @@ class Project:
             concurrency=concurrency or self.settings.worker.concurrency,
             step=step,
             ended=ended,
+            heartbeat=heartbeat,
         )
 
     def submit(

@@ -125,7 +125,7 @@ def test_told_while_it_cannot_give_its_job_back(make_queue: MakeQueue) -> None:
     with queue.locked(job_id):
         ended = tell(process)
     assert ended.code == 1, ended
-    assert "worker_leaves_work_behind" in ended.err, ended
+    assert "leaves_work_behind" in ended.err, ended
     flag.unlink()
     finish(queue)
 
@@ -142,12 +142,12 @@ def test_told_twice(make_queue: MakeQueue) -> None:
     process, _ = queue.start_and_hold("fence.raised")
     with queue.locked(job_id):
         process.send(signal.SIGTERM)
-        process.wait_for(lambda: "worker_told_to_stop" in process.err, "the first signal")
+        process.wait_for(lambda: "told_to_stop" in process.err, "the first signal")
         until(lambda: tell_again(process), "the second signal to be heard", SOON_SECONDS)
         ended = process.wait()
     assert ended.code == 1, ended
-    assert "worker_told_twice" in ended.err, ended
-    assert "worker_leaves_work_behind" not in ended.err, ended
+    assert "told_twice" in ended.err, ended
+    assert "leaves_work_behind" not in ended.err, ended
     # What was asked of the database before may still come about, and does no harm.
     assert queue.job(job_id).error is None
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,6 +29,8 @@ from tidegate.errors import TidegateError
 if TYPE_CHECKING:
     from tidegate.model.load import LoadResult
     from tidegate.model.sync import Sync
+    from tidegate.project import Project
+    from tidegate.runtime.heartbeat import Heartbeat
     from tidegate.runtime.many import ManyReport, SyncEnd
     from tidegate.runtime.runner import RunReport
 
@@ -108,25 +110,27 @@ def run(
             as_json=as_json,
         )
         return
+    from tidegate.runtime.claiming import open_heartbeat
+    from tidegate.runtime.shutdown import Shutdown
+
     chosen = opened.expand(choose_syncs(names or [], all_, opened.names), fresh=full_refresh)
     started = time.monotonic()
     screen = _Screen(len(chosen), quiet=as_json)
-    try:
-        with nullcontext() if as_json else working(screen.title(chosen)):
-            report = opened.run_many(
-                chosen,
-                full_refresh=full_refresh,
-                max_batches=max_batches,
-                take_over=take_over,
-                concurrency=concurrency,
-                step=screen.step,
-                ended=screen.ended,
-            )
-    except KeyboardInterrupt:
-        # Loads that are under way in other threads are given up, as if they were killed.
-        sys.stderr.write("interrupted; run again at any time\n")
-        sys.stderr.flush()
-        os._exit(130)
+    with (
+        open_heartbeat(opened.context, "tidegate run") as heartbeat,
+        Shutdown(partial(_leave, opened, heartbeat)),
+        nullcontext() if as_json else working(screen.title(chosen)),
+    ):
+        report = opened.run_many(
+            chosen,
+            full_refresh=full_refresh,
+            max_batches=max_batches,
+            take_over=take_over,
+            concurrency=concurrency,
+            step=screen.step,
+            ended=screen.ended,
+            heartbeat=heartbeat,
+        )
     if as_json:
         print_json([_document(end) for end in report.ends])
     elif len(chosen) > 1:
@@ -134,6 +138,20 @@ def run(
     opened.close()
     if report.exit_code:
         raise typer.Exit(report.exit_code)
+
+
+def _leave(opened: Project, heartbeat: Heartbeat, reason: str) -> int:
+    """Ctrl-C cancels what is under way; SIGTERM leaves it to the next run or to a worker."""
+    from tidegate.runtime.leaving import leave_run
+
+    interrupted = "SIGINT" in reason
+    if sys.stdout.isatty():
+        sys.stdout.write("\x1b[?25h")  # the cursor, which the spinner hides
+    left = leave_run(opened.context, heartbeat, reason, cancel=interrupted)
+    word = "interrupted" if interrupted else "told to stop"
+    what = f", {left} job{'s' if left > 1 else ''} {'cancelled' if interrupted else 'given back'}"
+    sys.stderr.write(f"{word}{what if left else ''}; run again at any time\n")
+    return 130 if interrupted else 1
 
 
 @dataclass(frozen=True, slots=True)

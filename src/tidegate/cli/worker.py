@@ -44,6 +44,9 @@ def worker(
     sweeping = opened.sweep_loop(f"sweeper of {identity.worker_id}")
 
     def ready() -> None:
+        if once or burst:
+            # What the dead have left counts as work that is there.
+            sweeping.sweep()
         sweeping.start()
         if not as_json:
             print_line(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
+from tidegate.control.cancels import Cancels
 from tidegate.control.dead import DeadAttempt
 from tidegate.control.jobs import Jobs
 from tidegate.control.workers import Worker
@@ -17,6 +18,7 @@ from tidegate.model.relation import Endpoint
 from tidegate.pipeline.context import Context
 from tidegate.postgres.catalog import database_identity
 from tidegate.postgres.connect import Connection
+from tidegate.runtime.cancel import end_cancel
 from tidegate.runtime.draining import refuse_draining
 from tidegate.runtime.heartbeat import Heartbeat
 from tidegate.runtime.lease import now
@@ -80,8 +82,17 @@ def claim_table(
         return context.destination(Endpoint.parse(dead.payload["target"]))
 
     reclaim_dead(
-        context.plane, control, control_id, destination_of, actor=actor, resource=request.resource
+        context.plane,
+        control,
+        control_id,
+        destination_of,
+        actor=actor,
+        backoff=context.settings.worker.backoff,
+        resource=request.resource,
     )
+    for half in Cancels(context.plane).list_half_done(control, request.project):
+        if half.resource == request.resource:
+            end_cancel(context, control, half, actor=actor)
     heartbeat.join()
     since = now()
     claim = _submit_and_claim(context, control, heartbeat, request, target, actor)

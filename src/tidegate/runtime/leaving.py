@@ -2,11 +2,40 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
 from tidegate.control.jobs import Jobs
+from tidegate.control.workers import user_name
+from tidegate.errors import UsageError
 from tidegate.model.job import LOADS, Claim, JobStatus
 from tidegate.pipeline.context import Context
+from tidegate.runtime.cancel import cancel_job
+from tidegate.runtime.heartbeat import Heartbeat
+from tidegate.runtime.lease import Lease
 from tidegate.runtime.reclaim import fence_out, is_published
 from tidegate.runtime.targets import destination_of_job
+
+
+def leave_run(context: Context, heartbeat: Heartbeat, reason: str, *, cancel: bool) -> int:
+    """Leave the jobs of a process that works its own; returns how many there were.
+
+    A person who presses Ctrl-C wants the work to end: it is cancelled. Whoever stops the machine
+    does not: the jobs go back, for the next run or a worker to take up.
+    """
+    leases = heartbeat.leases()
+
+    def leave(lease: Lease) -> None:
+        actor = f"{user_name()} ({heartbeat.worker.command})"
+        if not cancel:
+            leave_job(context, lease.claim, actor=actor, reason=reason)
+            return
+        with context.plane.connect() as control, suppress(UsageError):
+            cancel_job(context, control, lease.claim.job_id, actor=f"{actor}: {reason}")
+
+    with ThreadPoolExecutor(max(1, len(leases))) as pool:
+        list(pool.map(leave, leases))
+    return len(leases)
 
 
 def leave_job(context: Context, claim: Claim, *, actor: str, reason: str) -> bool:

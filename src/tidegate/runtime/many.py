@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import psycopg
@@ -15,7 +16,10 @@ from tidegate.model.sync import Sync
 from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import translate
 from tidegate.runtime.claiming import open_heartbeat
+from tidegate.runtime.heartbeat import Heartbeat
 from tidegate.runtime.runner import Runner, RunOptions, RunReport
+
+_COMMAND = "tidegate run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +60,13 @@ def run_many(
     concurrency: int,
     step: Callable[[Sync, LoadResult], None] | None = None,
     ended: Callable[[SyncEnd], None] | None = None,
+    heartbeat: Heartbeat | None = None,
 ) -> ManyReport:
-    """Run syncs side by side, at most `concurrency` at once; `ended` is told of each."""
-    with open_heartbeat(context, "tidegate run") as heartbeat:
+    """Run syncs side by side, at most `concurrency` at once; `ended` is told of each.
+
+    Who has to know what is held, to leave in good order, gives a `heartbeat` of its own.
+    """
+    with nullcontext(heartbeat) if heartbeat else open_heartbeat(context, _COMMAND) as heartbeat:
         return _run_all(Runner(context, heartbeat, step=step), syncs, options, concurrency, ended)
 
 

@@ -26,6 +26,7 @@ def reclaim_dead(
     destination_of: Callable[[DeadAttempt], PostgresDestination | None],
     *,
     actor: str,
+    backoff: Backoff,
     resource: str | None = None,
 ) -> int:
     """Put back the jobs of dead attempts; a wrongly buried one can publish nothing any more."""
@@ -33,7 +34,7 @@ def reclaim_dead(
     for dead in DeadAttempts(plane).list(connection, resource=resource):
         destination = destination_of(dead)
         if destination is not None and bury(
-            plane, connection, control_id, destination, dead, actor
+            plane, connection, control_id, destination, dead, actor, backoff
         ):
             reclaimed += 1
     return reclaimed
@@ -46,6 +47,7 @@ def bury(
     destination: PostgresDestination,
     dead: DeadAttempt,
     actor: str,
+    backoff: Backoff,
 ) -> bool:
     """Fence one attempt out and put its job back; False when it turned out not to be dead."""
     fence_out(plane, connection, control_id, destination)
@@ -54,7 +56,7 @@ def bury(
         dead,
         actor,
         # The first crash costs nothing; a job that kills its workers must not kill them all day.
-        delay_seconds=Backoff().seconds(dead.crash_count, random.random()),
+        delay_seconds=backoff.seconds(dead.crash_count, random.random()),
         published=is_published(destination, dead.plan, dead.payload),
         # Its DataFrame died with its process; as a waiting job it would only block the table.
         last=dead.kind == PUBLISH,

@@ -63,7 +63,7 @@ class Shutdown:
         if number is None:
             return
         name = signal.Signals(number).name
-        log.warning("worker_told_to_stop", signal=name)
+        log.warning("told_to_stop", signal=name)
         going = threading.Thread(target=self._go, args=(name,), daemon=True)
         going.start()
         deadline = time.monotonic() + self._patience
@@ -73,9 +73,9 @@ class Shutdown:
                 # The work has ended by itself; leaving it, which has begun, says how.
                 going.join(self._patience)
             else:
-                log.warning("worker_told_twice")
+                log.warning("told_twice")
         except TimeoutError:
-            log.warning("worker_leaves_work_behind", after_seconds=self._patience)
+            log.warning("leaves_work_behind", after_seconds=self._patience)
         _end(1)
 
     def _next(self, deadline: float | None = None, from_: float = 0.0) -> int | None:
@@ -94,7 +94,7 @@ class Shutdown:
         try:
             code = self._leave(f"Worker received {name}")
         except Exception as error:
-            log.warning("worker_left_untidily", error=f"{type(error).__name__}: {error}")
+            log.warning("left_untidily", error=f"{type(error).__name__}: {error}")
         _end(code)
 
 

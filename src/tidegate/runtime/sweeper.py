@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 
 import psycopg
@@ -69,7 +69,15 @@ class Sweeper:
         destination = destination_of_job(context, dead.kind, dead.payload)
         if destination is None:
             return DeadAttempts(context.plane).reclaim(control, dead, self._actor)
-        return bury(context.plane, control, context.control_id(), destination, dead, self._actor)
+        return bury(
+            context.plane,
+            control,
+            context.control_id(),
+            destination,
+            dead,
+            self._actor,
+            context.settings.worker.backoff,
+        )
 
     def _end_cancel(self, control: Connection, half: Cancelling) -> bool:
         end_cancel(self._context, control, half, actor=self._actor)
@@ -113,6 +121,7 @@ class SweepLoop:
         self.sweeper = sweeper
         self._context = context
         self._interval = interval_seconds
+        self._control: Connection | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tidegate-sweeper", daemon=True)
 
@@ -123,26 +132,24 @@ class SweepLoop:
         self._stopping.set()
         self._thread.join()
 
+    def sweep(self) -> None:
+        """One sweep; what goes wrong is told, and tried again the next time."""
+        try:
+            if self._control is None or self._control.closed:
+                self._control = self._context.plane.connect()
+            swept = self.sweeper.run_once(self._control)
+        except (psycopg.Error, TidegateError) as error:
+            log.warning("sweep_failed", error=str(error).splitlines()[0])
+            if self._control is not None:
+                self._control.close()
+            return
+        if swept != Swept():
+            log.info("swept", **asdict(swept))
+
     def _run(self) -> None:
-        control: Connection | None = None
         while not self._stopping.is_set():
-            try:
-                if control is None or control.closed:
-                    control = self._context.plane.connect()
-                swept = self.sweeper.run_once(control)
-                if swept != Swept():
-                    log.info(
-                        "swept",
-                        reclaimed=swept.reclaimed,
-                        cancelled=swept.cancelled,
-                        staging=swept.staging,
-                        forgotten=swept.forgotten,
-                    )
-            except (psycopg.Error, TidegateError) as error:
-                log.warning("sweep_failed", error=str(error).splitlines()[0])
-                if control is not None:
-                    control.close()
+            self.sweep()
             # Not all workers at once.
             self._stopping.wait(self._interval * random.uniform(0.75, 1.25))
-        if control is not None:
-            control.close()
+        if self._control is not None:
+            self._control.close()

@@ -18,7 +18,6 @@ from tidegate.control.workers import Worker as Identity
 from tidegate.control.workers import Workers
 from tidegate.errors import BusyError, TidegateError, UsageError
 from tidegate.log import log
-from tidegate.model.backoff import Backoff
 from tidegate.model.job import Claim, Ending, JobStatus
 from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
@@ -106,9 +105,7 @@ class Worker:
             settings.worker.lease_seconds,
         )
         self._poll_seconds = settings.worker.poll_seconds
-        self._backoff = Backoff(
-            settings.worker.retry_after_seconds, settings.worker.retry_at_most_seconds
-        )
+        self._backoff = settings.worker.backoff
         self._waker = Waker()
         self._stopping = threading.Event()
         self._claiming = threading.Lock()

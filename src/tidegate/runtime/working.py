@@ -16,7 +16,6 @@ from tidegate.errors import CommitUnknown, StaleAttempt, TidegateError
 from tidegate.failpoints import reach
 from tidegate.ledger.fences import Fence
 from tidegate.log import log
-from tidegate.model.backoff import Backoff
 from tidegate.model.job import JobStatus
 from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection, translate
@@ -118,8 +117,7 @@ class ClaimedWork:
             self.destination.discard(claim.attempt_id)
         with suppress(psycopg.Error):
             if self.retries and may_be_retried(error, claim.error_count, claim.max_attempts):
-                worker = self.context.settings.worker
-                backoff = Backoff(worker.retry_after_seconds, worker.retry_at_most_seconds)
+                backoff = self.context.settings.worker.backoff
                 wait = backoff.seconds(claim.error_count + 1, random.random())
                 self._jobs.give_back(
                     self.control,

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer, model_validator
 
+from tidegate.model.backoff import Backoff
 from tidegate.model.group import TargetTemplate
 from tidegate.model.pattern import split_parts
 from tidegate.settings import checks as values
@@ -111,14 +112,9 @@ class WorkerSettings(Section):
         return parse_duration(self.sweep)
 
     @property
-    def retry_after_seconds(self) -> float:
-        """How long a job waits after its first error; each further one doubles it."""
-        return parse_duration(self.retry_after)
-
-    @property
-    def retry_at_most_seconds(self) -> float:
-        """How long a job waits at most."""
-        return parse_duration(self.retry_at_most)
+    def backoff(self) -> Backoff:
+        """How long a job waits after an error or a crash."""
+        return Backoff(parse_duration(self.retry_after), parse_duration(self.retry_at_most))
 
     @property
     def publish_timeout_seconds(self) -> float:
