@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -85,11 +86,16 @@ def test_a_worker_an_hour_off_claims_beats_sweeps_and_finishes_as_any_other(
     worker.wait_for(lambda: slow.is_busy, "the transformation to run")
     assert hours_off(worker.err) == pytest.approx(seconds / 3600, abs=0.1)
     with ThreadPoolExecutor(1) as pool:
-        holding = pool.submit(hold_for_a_while, scene)
-        while not holding.done():
-            assert sweep(scene) == 0
-            assert 0 < lease_left(scene, job_id) <= LEASE_SECONDS
-            time.sleep(0.5)
+        leave = threading.Event()
+        holding = pool.submit(hold_until, scene, leave)
+        began = time.monotonic()
+        try:
+            while time.monotonic() - began < LEASE_SECONDS + 1:
+                assert sweep(scene) == 0
+                assert 0 < lease_left(scene, job_id) <= LEASE_SECONDS
+                time.sleep(0.5)
+        finally:
+            leave.set()
     slow.let_go()
     wait_until_ended(scene, job_id)
     assert (status_of(scene, job_id), attempts(scene, job_id)) == ("done", 1)
@@ -117,7 +123,7 @@ def test_a_worker_an_hour_off_claims_beats_sweeps_and_finishes_as_any_other(
     assert "attempt_lost" not in worker.err, worker.err
 
 
-def hold_for_a_while(scene: Scene) -> UUID:
+def hold_until(scene: Scene, leave: threading.Event) -> UUID:
     """A job of ours, by the right clock: kept past its first lease, then left behind."""
     with opened(scene) as project:
         plane = project.context.plane
@@ -129,10 +135,8 @@ def hold_for_a_while(scene: Scene) -> UUID:
                 job_id = submit_within(jobs, control)
                 claim = jobs.claim(control, me.worker_id, job_id, lease_seconds=LEASE_SECONDS)
             assert claim is not None
-            began = time.monotonic()
-            while time.monotonic() - began < LEASE_SECONDS + 1:
+            while not leave.wait(0.5):
                 assert jobs.beat(control, me.worker_id, [claim], LEASE_SECONDS)
-                time.sleep(0.5)
     return job_id
 
 
