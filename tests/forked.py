@@ -61,10 +61,13 @@ class Forked:
             raise subprocess.TimeoutExpired("tidegate", timeout or 0)
         return code
 
-    def kill(self) -> None:
+    def send_signal(self, number: int) -> None:
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
     def _ended(self, timeout: float | None) -> int | None:
         if self.returncode is None and select.select([self._socket], [], [], timeout)[0]:

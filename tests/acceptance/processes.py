@@ -120,10 +120,6 @@ class Process:
         self._process.kill()
         return self.wait()
 
-    def terminate(self) -> None:
-        """SIGTERM, to the process alone."""
-        self._process.terminate()
-
     def send(self, number: signal.Signals) -> None:
         """Signal the process alone."""
         self._process.send_signal(number)

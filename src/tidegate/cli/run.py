@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from tidegate.runtime.many import ManyReport, SyncEnd
     from tidegate.runtime.runner import RunReport
 
+# A publish that holds its fence is ended after two; a second Ctrl-C leaves at once.
+_PATIENCE_SECONDS = 6.0
+
 
 def run(
     names: SyncNames = None,
@@ -118,7 +121,7 @@ def run(
     screen = _Screen(len(chosen), quiet=as_json)
     with (
         open_heartbeat(opened.context, "tidegate run") as heartbeat,
-        Shutdown(partial(_leave, opened, heartbeat)),
+        Shutdown(partial(_leave, opened, heartbeat), patience_seconds=_PATIENCE_SECONDS),
         nullcontext() if as_json else working(screen.title(chosen)),
     ):
         report = opened.run_many(
