@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from integration.conftest import Place
 from tidegate.control.jobs import Jobs
 from tidegate.control.observations import Observations
+from tidegate.control.tokens import Tokens
 from tidegate.control.workers import Worker, Workers
 from tidegate.ledger.fences import Fence, Fences
 from tidegate.ledger.markers import Markers
@@ -36,7 +37,7 @@ def loaded(place: Place, name: str = "orders", target: str = "warehouse:raw.orde
     ledger.ensure()
     control_id = context.control_id()
     with context.plane.connect() as control:
-        token = Jobs(context.plane).next_token(control)
+        token = Tokens(context.plane).next(control)
     Fences(ledger).raise_(Fence(table, control_id, token, new_attempt_id()))
     watermarks = Watermarks(ledger)
     with place.target.connect() as session, session.transaction():

@@ -14,6 +14,7 @@ from integration.conftest import Database
 from tidegate.control.dead import DeadAttempts
 from tidegate.control.jobs import Jobs
 from tidegate.control.plane import ControlPlane
+from tidegate.control.tokens import Tokens
 from tidegate.control.workers import Worker, Workers
 from tidegate.errors import DestinationError, TidegateError
 from tidegate.model.job import JobRequest
@@ -61,7 +62,7 @@ def test_every_statement_works_in_a_schema_of_any_name(database: Database) -> No
             session, worker.worker_id, project="shop", kinds=["sync"], lease_seconds=1e-6
         )
         assert jobs.live_attempts(session) == {mine.attempt_id}
-        assert jobs.next_token(session) > mine.fence
+        assert Tokens(plane).next(session) > mine.fence
         (dead,) = DeadAttempts(plane).list(session)
         assert DeadAttempts(plane).reclaim(session, dead, "sweeper")
         Workers(plane).forget(session, worker)

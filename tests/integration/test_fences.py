@@ -12,6 +12,7 @@ import pytest
 
 from integration.conftest import Database, MakePlace
 from tidegate.control.jobs import Jobs
+from tidegate.control.tokens import Tokens
 from tidegate.control.workers import Worker, Workers
 from tidegate.errors import BusyError, ControlMismatch, FenceLost
 from tidegate.ledger.fences import Fence, Fences, FenceTooLow, publisher_name
@@ -212,9 +213,9 @@ def test_a_restored_control_plane_lifts_its_tokens_above_the_destination(
         claim = jobs.claim(control, worker.worker_id, job_id, lease_seconds=60)
         assert claim is not None
         assert claim.fence < 5000
-        raised = raise_fence(destination, jobs, control, claim, control_id)
+        raised = raise_fence(destination, Tokens(jobs.plane), control, claim, control_id)
         assert raised.token > 5000
-        assert jobs.next_token(control) > raised.token
+        assert Tokens(jobs.plane).next(control) > raised.token
     with destination.open() as session:
         assert destination.fences.current(session, "raw.orders") == raised
 
@@ -232,7 +233,7 @@ def test_a_stale_attempt_does_not_reseed(make_place: MakePlace) -> None:
         assert claim is not None
         control.execute("UPDATE tidegate_control.job_queue SET attempt_id = 'another'")
         with pytest.raises(FenceTooLow):
-            raise_fence(destination, jobs, control, claim, control_id)
+            raise_fence(destination, Tokens(jobs.plane), control, claim, control_id)
     with destination.open() as session:
         current = destination.fences.current(session, "raw.orders")
         assert current is not None

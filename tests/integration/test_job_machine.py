@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 from integration.job_model import MAX_ATTEMPTS, Model, ModelJob
 from integration.job_store import Store, open_store, request
 from tidegate.control.dead import DeadAttempt
+from tidegate.control.tokens import Tokens
 from tidegate.model.job import Claim, Ending, JobStatus, LockAt, Submitted
 from tidegate.postgres.connect import Connection
 from tidegate.postgres.embedded import EmbeddedServer
@@ -243,7 +244,7 @@ class Machine(RuleBasedStateMachine):
         assert not jobs.store_plan(session, zombie, {"n": 1})
         assert not jobs.record_action(session, zombie, "publish", {})
         assert jobs.beat(session, "zombie", [zombie], 60) == set()
-        assert jobs.reissue_fence(session, zombie, 0) is None
+        assert Tokens(jobs.plane).reissue(session, zombie, 0) is None
 
     @precondition(has_claims)
     @rule(on=SESSIONS, which=ANY, error=st.sampled_from([None, "broken"]))

@@ -10,6 +10,7 @@ import pytest
 
 from integration.job_store import RESOURCE, Store, open_store, request
 from tidegate.control.dead import DeadAttempt
+from tidegate.control.tokens import Tokens
 from tidegate.errors import UsageError
 from tidegate.model.backoff import Backoff
 from tidegate.model.job import Claim, Ending, JobStatus, LockAt, Submission, Submitted
@@ -136,7 +137,7 @@ def test_a_stale_attempt_writes_nothing_at_all(store: Store) -> None:
     assert not jobs.give_back(session, stale, actor="stale")
     assert not jobs.give_back(session, stale, actor="stale", error="late")
     assert jobs.beat(session, "gone", [stale], 60) == set()
-    assert jobs.reissue_fence(session, stale, 1) is None
+    assert Tokens(jobs.plane).reissue(session, stale, 1) is None
     assert store.everything() == before
 
 

@@ -15,6 +15,7 @@ from integration.conftest import Database
 from tidegate.control.dead import DeadAttempt, DeadAttempts
 from tidegate.control.jobs import Jobs
 from tidegate.control.plane import ControlPlane
+from tidegate.control.tokens import Tokens
 from tidegate.control.workers import Worker, Workers
 from tidegate.model.job import Claim, JobRequest, JobStatus, Submission, Submitted
 from tidegate.postgres.connect import Connection, connect
@@ -272,7 +273,7 @@ def test_a_stale_attempt_can_neither_finish_nor_store_a_plan(
     assert not jobs.store_plan(session, stale, {"plan": 2})
     assert not beat(jobs, session, stale)
     assert not jobs.finish(session, stale, JobStatus.DONE, actor="test")
-    assert jobs.reissue_fence(session, stale, 10) is None
+    assert Tokens(jobs.plane).reissue(session, stale, 10) is None
     assert state(session, job_id)[:2] == ("running", new.attempt_id)
     assert jobs.finish(session, new, JobStatus.DONE, actor="test")
 

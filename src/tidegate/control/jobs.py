@@ -204,41 +204,6 @@ class Jobs:
             return None
         return Holder(row[0], row[1], JobStatus(row[2]), *row[3:])
 
-    def next_token(self, connection: Connection) -> int:
-        row = connection.execute(
-            self.plane.statement("job_queue", "next_token"), {"sequence": self.plane.sequence}
-        ).fetchone()
-        assert row is not None
-        return int(row[0])
-
-    def has_issued(self, connection: Connection, token: int) -> bool:
-        """Whether a token may be one of ours; if not, this database is older than it."""
-        row = connection.execute(
-            self.plane.statement("job_queue", "last_token"), {"sequence": self.plane.sequence}
-        ).fetchone()
-        return row is not None and row[0] is not None and token <= row[0]
-
-    def token_above(self, connection: Connection, seen: int) -> int:
-        """A token above one seen in a destination, as all later ones will be."""
-        connection.execute(
-            self.plane.statement("job_queue", "reseed_tokens"),
-            {"sequence": self.plane.sequence, "token": seen},
-        )
-        return self.next_token(connection)
-
-    def reissue_fence(self, connection: Connection, claim: Claim, above: int) -> int | None:
-        """A token above one seen in a destination; None when the attempt is stale."""
-        self.token_above(connection, above)
-        row = connection.execute(
-            self.plane.statement("job_queue", "reissue_fence"),
-            {
-                "sequence": self.plane.sequence,
-                "job_id": claim.job_id,
-                "attempt_id": claim.attempt_id,
-            },
-        ).fetchone()
-        return int(row[0]) if row else None
-
     def held_by(self, connection: Connection, worker_id: str) -> list[HeldAttempt]:
         """The attempts that a worker holds, whether it knows of them or not."""
         rows = connection.execute(

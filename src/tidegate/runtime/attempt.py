@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from tidegate.control.jobs import Jobs
+from tidegate.control.tokens import Tokens
 from tidegate.destinations.postgres import PostgresDestination
 from tidegate.errors import StaleAttempt
 from tidegate.failpoints import reach
@@ -14,7 +15,7 @@ from tidegate.ledger.fences import Fence, FenceTooLow
 from tidegate.log import log
 from tidegate.model.job import Claim
 from tidegate.postgres.connect import Connection
-from tidegate.runtime.control_session import ControlSession
+from tidegate.runtime.attempt_session import AttemptSession
 from tidegate.runtime.lease import Lease
 
 
@@ -23,7 +24,7 @@ class LiveAttempt:
     """What the work may ask of the attempt it runs under."""
 
     jobs: Jobs
-    control: ControlSession
+    control: AttemptSession
     claim: Claim
     lease: Lease
     fence: Fence
@@ -74,7 +75,7 @@ def tell_restored(connection: Connection, fence: Fence, *, seen: int, lifted_to:
 
 def raise_fence(
     destination: PostgresDestination,
-    jobs: Jobs,
+    tokens: Tokens,
     connection: Connection,
     claim: Claim,
     control_id: UUID,
@@ -89,8 +90,8 @@ def raise_fence(
     try:
         destination.raise_fence(fence)
     except FenceTooLow as error:
-        restored = not jobs.has_issued(connection, error.token)
-        token = jobs.reissue_fence(connection, claim, error.token)
+        restored = not tokens.has_issued(connection, error.token)
+        token = tokens.reissue(connection, claim, error.token)
         if token is None:
             raise
         if restored:

@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 
 from tidegate.control.jobs import Jobs
+from tidegate.control.tokens import Tokens
 from tidegate.control.workers import user_name
 from tidegate.destinations.postgres import PostgresDestination
 from tidegate.errors import StaleAttempt
@@ -66,7 +67,9 @@ def hold_table(
         claim = claimed.claim
         lease = heartbeat.hold(claim, since=claimed.since, interrupt=lambda: None)
         try:
-            fence = raise_fence(destination, jobs, control, claim, context.control_id())
+            fence = raise_fence(
+                destination, Tokens(context.plane), control, claim, context.control_id()
+            )
             yield Hold(destination, fence, control, lease.check_alive)
         except BaseException as error:
             with suppress(psycopg.Error):

@@ -11,6 +11,7 @@ from uuid import UUID, uuid4
 from tidegate.control.dead import DeadAttempt, DeadAttempts
 from tidegate.control.jobs import Jobs
 from tidegate.control.plane import ControlPlane
+from tidegate.control.tokens import Tokens
 from tidegate.destinations.postgres import PostgresDestination
 from tidegate.ledger.fences import Fence, FenceTooLow
 from tidegate.model.backoff import Backoff
@@ -73,11 +74,11 @@ def fence_out(
     destination: PostgresDestination,
 ) -> None:
     """After this no attempt that is at work now can publish into the table."""
-    jobs = Jobs(plane)
+    jobs, tokens = Jobs(plane), Tokens(plane)
     fence = Fence(
         str(destination.relation),
         control_id,
-        jobs.next_token(connection),
+        tokens.next(connection),
         f"sweep-{uuid4().hex}",
     )
     try:
@@ -86,8 +87,8 @@ def fence_out(
         if error.attempt_id in jobs.live_attempts(connection):
             return  # a newer attempt is there already, so the older ones are fenced out
         # One that this control database knows nothing of: it was restored, and forgot it.
-        restored = not jobs.has_issued(connection, error.token)
-        token = jobs.token_above(connection, error.token)
+        restored = not tokens.has_issued(connection, error.token)
+        token = tokens.next_above(connection, error.token)
         if restored:
             tell_restored(connection, fence, seen=error.token, lifted_to=token)
         destination.raise_fence(replace(fence, token=token))

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import psycopg
 from psycopg import sql
@@ -26,6 +26,7 @@ from tidegate.runtime.handlers import Handler
 from tidegate.runtime.heartbeat import Heartbeat
 from tidegate.runtime.lease import Lease, now
 from tidegate.runtime.leaving import leave_job
+from tidegate.runtime.tally import Tally
 from tidegate.runtime.waker import Waker
 from tidegate.runtime.working import may_be_retried
 
@@ -49,30 +50,6 @@ class WorkerOptions:
             )
         if self.once and self.burst:
             raise UsageError("--once and --burst were both given", "give one of them")
-
-
-@dataclass(slots=True)
-class Tally:
-    """How the jobs of this worker ended."""
-
-    done: int = 0
-    failed: int = 0
-    retried: int = 0
-    stale: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def count(self, what: str, number: int = 1) -> None:
-        with self._lock:
-            setattr(self, what, getattr(self, what) + number)
-
-    @property
-    def jobs(self) -> int:
-        return self.done + self.failed + self.retried + self.stale
-
-    @property
-    def exit_code(self) -> int:
-        """A stale attempt is no failure: another has the job."""
-        return 1 if self.failed or self.retried else 0
 
 
 class Worker:

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 
 from tidegate.control.jobs import Jobs
+from tidegate.control.tokens import Tokens
 from tidegate.destinations.postgres import PostgresDestination
 from tidegate.errors import CommitUnknown, StaleAttempt, TidegateError
 from tidegate.failpoints import reach
@@ -20,8 +21,8 @@ from tidegate.model.job import JobStatus
 from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection, translate
 from tidegate.runtime.attempt import LiveAttempt, raise_fence
+from tidegate.runtime.attempt_session import AttemptSession
 from tidegate.runtime.claiming import Claimed
-from tidegate.runtime.control_session import ControlSession
 from tidegate.runtime.leaving import leave_job
 
 
@@ -52,7 +53,7 @@ class ClaimedWork:
         lease = heartbeat.hold(
             claim, since=self.claimed.since, interrupt=self.interrupt, leave=self._leave
         )
-        control = ControlSession(self.context.plane, self.control, heartbeat, lease)
+        control = AttemptSession(self.context.plane, self.control, heartbeat, lease)
         try:
             try:
                 fence = control.write(self._raise_fence)
@@ -89,14 +90,18 @@ class ClaimedWork:
 
     def _raise_fence(self, control: Connection) -> Fence:
         return raise_fence(
-            self.destination, self._jobs, control, self.claimed.claim, self.context.control_id()
+            self.destination,
+            Tokens(self.context.plane),
+            control,
+            self.claimed.claim,
+            self.context.control_id(),
         )
 
     @property
     def _jobs(self) -> Jobs:
         return Jobs(self.context.plane)
 
-    def _finish(self, control: ControlSession, result: dict[str, Any]) -> None:
+    def _finish(self, control: AttemptSession, result: dict[str, Any]) -> None:
         claim = self.claimed.claim
         reach("job.finishing")
         won = control.write(

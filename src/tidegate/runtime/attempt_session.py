@@ -23,7 +23,7 @@ _PAUSE_SECONDS = 0.25
 
 
 @dataclass(slots=True)
-class ControlSession:
+class AttemptSession:
     """A session of one attempt; a lost one is opened again for as long as the lease lasts.
 
     What the attempt has published must not be called an error because a session was lost after.
