@@ -20,7 +20,7 @@ lint: setup ## Formatting, rules, types and the direction of imports
 	.venv/bin/lint-imports
 
 test: lint ## Set up, check and run the tests
-	@$(java) .venv/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@$(java) .venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 chaos: setup ## The long reliability runs
 	@$(java) .venv/bin/pytest -m chaos

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Protocol
 
 import psycopg
@@ -42,7 +41,7 @@ def run(
 ) -> None:
     """All workers idle at once; submits and bare notifications by turns, so noise hits all."""
     listener = subprocess.Popen(
-        [sys.executable, Path(__file__)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert listener.stdin is not None
     assert listener.stdout is not None

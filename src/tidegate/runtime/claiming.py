@@ -113,8 +113,10 @@ def _submit_and_claim(
 ) -> Claim | None:
     jobs, worker_id = Jobs(context.plane), heartbeat.worker.worker_id
     for _ in range(_SUBMIT_TRIES):
-        # In one transaction: no worker sees a job that was never meant for it.
+        # In one transaction: no worker sees a job that was never meant for it. Others wait for
+        # its end, so that one who is stopped in it must not keep them.
         with control.transaction():
+            control.execute("SET LOCAL idle_in_transaction_session_timeout = '5s'")
             submitted = jobs.submit(control, request, actor, announce=False)
             if submitted.job_id is not None:
                 reach("job.submitted")
