@@ -108,14 +108,17 @@ def _measure(
             f"batch_size={batch}, uvloop, optimize_autovacuum, log_aggregation_interval=0",
         )
     _throughput(report, sides, jobs, repeats)
+    idle = ours(1)
     queues = {
-        "tidegate": sides["tidegate, 1"].queue,
+        "tidegate": idle,
         "procrastinate": sides["procrastinate, 1"].queue,
         "pgqueuer": sides["pgqueuer, batch 10"].queue,
     }
     _enqueue(report, {"two bare tables": sides["bare, batch 1"].queue, **queues}, bare, repeats)
     queue_pickup.run(report, queues, addresses["bare"], bare, pickups)  # type: ignore[arg-type]
-    sides["tidegate, 1"].queue.empty()
+    # Its worker would take the jobs that are to be counted.
+    idle.close()
+    idle.empty()
     queue_depth.run(report, context.plane, control, history)
 
 
