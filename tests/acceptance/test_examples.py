@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from acceptance.spark_server import SparkServer
 from tidegate.project import Project
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -59,6 +60,12 @@ def example(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     run("tidegate db stop", folder)
 
 
+@pytest.fixture
+def warm_spark(spark_server: SparkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an example does not care about its Spark, its commands share one that runs."""
+    monkeypatch.setenv("TIDEGATE_SPARK__REMOTE", spark_server.url)
+
+
 def follow_readme(folder: Path) -> dict[str, list[str]]:
     """Type every command; what each printed, in order."""
     printed: dict[str, list[str]] = {}
@@ -72,6 +79,7 @@ def fetch(folder: Path, connection: str, query: str) -> list[tuple[object, ...]]
         return session.execute(query.encode()).fetchall()
 
 
+@pytest.mark.usefixtures("warm_spark")
 @pytest.mark.parametrize("example", ["first_sync"], indirect=True)
 def test_the_first_sync_example_copies_three_tables_and_keeps_up_with_them(example: Path) -> None:
     printed = follow_readme(example)
@@ -90,6 +98,7 @@ def test_the_first_sync_example_copies_three_tables_and_keeps_up_with_them(examp
         assert output.count("rows equal") == 3
 
 
+@pytest.mark.usefixtures("warm_spark")
 @pytest.mark.parametrize("example", ["transform"], indirect=True)
 def test_the_transform_example_loads_what_its_function_returns(example: Path) -> None:
     printed = follow_readme(example)
@@ -119,6 +128,7 @@ def test_the_transform_example_loads_what_its_function_returns(example: Path) ->
     assert "found nothing new" in printed["tidegate run orders"][-1]
 
 
+@pytest.mark.usefixtures("warm_spark")
 @pytest.mark.parametrize("example", ["fifty_tables"], indirect=True)
 def test_the_fifty_tables_example_copies_tables_of_every_kind(example: Path) -> None:
     printed = follow_readme(example)
