@@ -175,7 +175,8 @@ def test_a_source_of_requests_that_breaks_leaves_nothing(store: Store) -> None:
 def test_while_draining_many_are_refused_like_one(store: Store) -> None:
     store.plane.start_draining(store.session, "ops")
     before = store.everything()
-    with pytest.raises(BusyError, match="by the word of ops; nothing was queued") as raised:
+    said = "ops drains this control plane; nothing was queued"
+    with pytest.raises(BusyError, match=said) as raised:
         submit(store, [request()])
     assert raised.value.exit_code == 75
     assert "tidegate drain off" in str(raised.value)

@@ -13,8 +13,9 @@ from uuid import UUID
 from psycopg import Copy
 from psycopg.pq import TransactionStatus
 
+from tidegate.control.draining import refuse_draining
 from tidegate.control.plane import ControlPlane
-from tidegate.errors import BusyError, UsageError
+from tidegate.errors import UsageError
 from tidegate.model.identity import new_job_ids
 from tidegate.model.job import JobRequest, LockAt
 from tidegate.postgres.connect import Connection
@@ -36,10 +37,10 @@ def submit_many(
     for each, which is what Jobs.submit gives.
     """
     with connection.transaction():
-        _refuse_draining(connection, plane)
+        refuse_draining(plane, connection)
         count = _copy_all(connection, plane, iter(requests), actor)
         # A drain that began meanwhile has been promised that nothing comes in any more.
-        _refuse_draining(connection, plane)
+        refuse_draining(plane, connection)
     if count >= _MANY and connection.info.transaction_status is TransactionStatus.IDLE:
         # Until somebody looks, the planner takes the queue for empty, and claims sort all of it.
         connection.execute(plane.statement("job_queue", "analyze_queue"))
@@ -152,13 +153,3 @@ def _refuse_answered(request: JobRequest) -> None:
         f"job {request.name} {wanted}, which many jobs at once cannot; nothing was queued",
         "submit it by itself, or let it take its resource when it is claimed",
     )
-
-
-def _refuse_draining(connection: Connection, plane: ControlPlane) -> None:
-    draining = plane.draining(connection)
-    if draining is not None:
-        raise BusyError(
-            f"the control plane takes no new jobs in since {draining.since:%Y-%m-%d %H:%M:%S}, "
-            f"by the word of {draining.by}; nothing was queued",
-            "take them in again with: tidegate drain off",
-        )

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from tidegate.control.cancels import Cancels
 from tidegate.control.dead import DeadAttempt
+from tidegate.control.draining import refuse_draining
 from tidegate.control.jobs import Jobs
 from tidegate.control.workers import Worker
 from tidegate.destinations.postgres import PostgresDestination
@@ -19,7 +20,6 @@ from tidegate.pipeline.context import Context
 from tidegate.postgres.catalog import database_identity
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.cancel import end_cancel
-from tidegate.runtime.draining import refuse_draining
 from tidegate.runtime.heartbeat import Heartbeat
 from tidegate.runtime.lease import now
 from tidegate.runtime.reclaim import reclaim_dead

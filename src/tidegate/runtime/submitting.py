@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from tidegate.control.draining import refuse_draining
 from tidegate.control.job_records import JobRecord
 from tidegate.control.jobs import Jobs
 from tidegate.errors import BusyError, UsageError
@@ -14,7 +15,6 @@ from tidegate.pipeline.changed import refuse_moved
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import resolve_source
 from tidegate.postgres.connect import Connection
-from tidegate.runtime.draining import refuse_draining
 from tidegate.runtime.runner import RunOptions, sync_request
 
 PRIORITIES = range(-1_000, 1_001)

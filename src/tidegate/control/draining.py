@@ -13,6 +13,6 @@ def refuse_draining(plane: ControlPlane, connection: Connection) -> None:
     if draining is not None:
         raise BusyError(
             f"no new jobs are taken in since {draining.since:%Y-%m-%d %H:%M:%S} UTC: "
-            f"{draining.by} drains this control plane",
+            f"{draining.by} drains this control plane; nothing was queued",
             "try again later, or let jobs in again with: tidegate drain off",
         )
