@@ -39,6 +39,7 @@ from tidegate.errors import TidegateError
 from tidegate.model.job import NOTHING, JobRequest, LockAt
 from tidegate.postgres.embedded import EmbeddedServer
 
+LOST = "control_database_lost"
 WORKER = {
     "lease": "30s",
     "heartbeat": "5s",
@@ -122,13 +123,13 @@ def test_jobs_are_done_once_while_postgres_is_stopped_and_crashes(
         for how in ("fast", "immediate"):
             seen = sum(counts(scene).values())
             until(lambda seen=seen: sum(counts(scene).values()) > seen + 10, "some jobs")  # type: ignore[misc]
+            lost = worker.err.count(LOST)
             assert doomed.stop(how)
-            time.sleep(0.5)
+            worker.wait_for(lambda lost=lost: worker.err.count(LOST) > lost, "it to notice")  # type: ignore[misc]
             doomed.start()
         submitted()
     assert_all_done(scene, 100)
     assert worker.alive
-    assert "control_database_lost" in worker.err
     assert "Traceback" not in worker.err, worker.err
 
 

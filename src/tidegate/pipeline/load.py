@@ -36,6 +36,8 @@ class Load:
     actor: str
     remaining_seconds: Callable[[], float]
     check_alive: Callable[[], None]
+    staged: Callable[[int], None] = lambda _: None
+    """is told of how many rows are staged, before they are published"""
 
     def run(
         self, connection: Connection, snapshot_name: str, plan: LoadPlan, watermark: Watermark
@@ -86,6 +88,7 @@ class Load:
             )
 
         def publication(staged: Staged) -> Publication:
+            self.staged(sum(write.rows for write in staged.writes))
             return Publication(
                 update_id=plan.update_id,
                 batch=plan.batch,

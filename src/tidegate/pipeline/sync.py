@@ -44,6 +44,8 @@ class Attempt(Protocol):
 
     def store_plan(self, plan: dict[str, Any] | None) -> None: ...
 
+    def report(self, progress: dict[str, Any]) -> None: ...
+
     def remaining_seconds(self) -> float: ...
 
     def check_alive(self) -> None: ...
@@ -180,6 +182,7 @@ class SyncWork:
             plan = self._plan(batch, watermark)
             self.attempt.store_plan(plan.to_json() | {"final": self._is_final(batch)})
             reach("batch.planned")
+            self._report("staging", batch.rows)
             load = Load(
                 context=self.context,
                 sync=self.sync,
@@ -189,6 +192,7 @@ class SyncWork:
                 actor=self.attempt.actor,
                 remaining_seconds=self.attempt.remaining_seconds,
                 check_alive=self.attempt.check_alive,
+                staged=lambda rows: self._report("publishing", rows),
             )
             result = load.run(self.connection, snapshot_name, plan, watermark)
         if result.already:
@@ -209,6 +213,12 @@ class SyncWork:
         if batch.kind is BatchKind.RANGE:
             return batch.is_last and self.source.null_policy is not NullPolicy.INCLUDE
         return batch.kind is BatchKind.NULLS or self.source.cursor is None
+
+    def _report(self, step: str, rows: int) -> None:
+        before = self.outcome
+        self.attempt.report(
+            {"step": step, "rows": rows, "loads": len(before.loads), "loaded": before.rows}
+        )
 
     def _check_moved(self, plan: LoadPlan) -> None:
         """A marker without its watermark would be met again and again."""

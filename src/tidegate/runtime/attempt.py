@@ -39,6 +39,14 @@ class LiveAttempt:
             self.control.write(lambda control: self.jobs.store_plan(control, self.claim, plan))
         )
 
+    def report(self, progress: dict[str, Any]) -> None:
+        """Say what is being done now, for whoever watches."""
+        self._require(
+            self.control.write(
+                lambda control: self.jobs.record_progress(control, self.claim, progress)
+            )
+        )
+
     def record(self, action: str, detail: dict[str, Any]) -> None:
         """Keep a step that is done, for whoever watches or asks later."""
         self._require(
