@@ -167,7 +167,9 @@ class Machine(RuleBasedStateMachine):
         expected = self.model.ready(limit)
         found = self.store.claim(limit, worker_id=worker_id, session=self.both[on])
         assert [one.job_id for one in found] == expected
-        for one in found:
+        # Fences order attempts that follow one another. Jobs claimed together
+        # are different jobs: their fences are above all earlier ones, in any order.
+        for one in sorted(found, key=lambda claim: claim.fence):
             self.started(one, worker_id)
 
     @precondition(has_jobs)
