@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -18,6 +17,7 @@ from tidegate.destinations.apply import Application, Applied
 from tidegate.destinations.drift import find_evolution
 from tidegate.destinations.enums import refuse_unknown_values
 from tidegate.destinations.evolution import LOCK_SECONDS, Evolution, Evolver
+from tidegate.destinations.publication import Publication
 from tidegate.destinations.quarantine import passing_rows, set_aside
 from tidegate.destinations.target import (
     check_existing,
@@ -39,40 +39,22 @@ from tidegate.ledger.ledger import Ledger
 from tidegate.ledger.markers import Markers
 from tidegate.ledger.staging import Staging
 from tidegate.ledger.watermarks import Watermarks
-from tidegate.model.batch import Batch, BatchKind
-from tidegate.model.cursor import CursorType
+from tidegate.model.batch import BatchKind
 from tidegate.model.drift import Loaded, record_columns
+from tidegate.model.identity import resource_name
 from tidegate.model.load import Published, StagedWrite
 from tidegate.model.relation import Relation
 from tidegate.model.rules import Duplicates, Mode, Rules
 from tidegate.model.shape import Shape
 from tidegate.model.staging import staging_table
 from tidegate.model.watermark import Watermark
-from tidegate.postgres.catalog import describe_table, is_empty
+from tidegate.postgres.catalog import database_identity, describe_table, is_empty
 from tidegate.postgres.connect import Connection, first_line, session_lost, translate
 from tidegate.postgres.identifiers import column_list, qualified
 
 # A publisher never idles inside its transaction, so a stopped one is ended this soon.
 _IDLE_SECONDS = 30.0
 _RESOLVE_SECONDS = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Publication:
-    """Everything one publish needs."""
-
-    update_id: str
-    batch: Batch
-    shape: Shape
-    writes: tuple[StagedWrite, ...]
-    watermark: Watermark | None
-    """what the load moves; None where the rows have no place in a source"""
-    cursor_type: CursorType | None
-    fence: Fence
-    moved_by: str
-    remaining_seconds: Callable[[], float]
-    rules: Rules
-    declaration: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +78,14 @@ class PostgresDestination:
 
     def open(self) -> AbstractContextManager[Connection]:
         return self.lease() if self.lease is not None else self.connect("tidegate")
+
+    def identify(self) -> str:
+        """What a job on this table locks, however many names lead to it."""
+        with self.open() as connection:
+            return resource_name(database_identity(connection), self.relation)
+
+    def heal(self, fence: Fence) -> None:
+        """Nothing is ever half done here: rows, marker and watermark are one commit."""
 
     def exists(self, update_id: str) -> bool:
         """Whether a load is in."""

@@ -31,7 +31,7 @@ def transform_row(
     """Apply the transformation to the rows of the source that meet `same`."""
     connection = sessions.source(sync.source.connection)
     target = sessions.target(sync.target.connection)
-    destination = sessions.context.destination(sync.target)
+    destination = sessions.context.postgres_destination(sync.target)
     attempt_id = new_attempt_id()
     try:
         with snapshot(connection) as name:
@@ -44,6 +44,7 @@ def transform_row(
                     name,
                     Batch(BatchKind.FULL, rows=1),
                 ),
+                destination,
                 attempt_id=attempt_id,
                 prepare=lambda _: None,
             )

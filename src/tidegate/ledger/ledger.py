@@ -28,6 +28,10 @@ class Ledger:
     schema: str = "tidegate"
     marker_table: str = "table_updates"
     client_timestamps: bool = False
+    lake: bool = False
+    """it is that of a lake, and holds what could not be committed together with its rows"""
+    catalog: bool = False
+    """the lake's catalog lies beside it"""
 
     @property
     def schema_identifier(self) -> sql.Identifier:
@@ -63,13 +67,15 @@ class Ledger:
         return Relation(self.schema, self.marker_table)
 
     def _complete(self, connection: Connection) -> bool:
-        names = ("etl_state", "watermark_log", "fences")
+        names = ["etl_state", "watermark_log", "fences"]
+        names += ["intents", "staged_folders"] if self.lake else []
+        names += ["iceberg_tables"] if self.catalog else []
         row = connection.execute(
             "SELECT count(DISTINCT c.oid), count(a.attname)"
             " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
             " LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'declaration'"
             " WHERE n.nspname = %s AND c.relname = ANY(%s)",
-            (self.schema, list(names)),
+            (self.schema, names),
         ).fetchone()
         # The column came later than its table.
         complete = row == (len(names), 1)
@@ -107,6 +113,9 @@ class Ledger:
                 connection.execute(piece)
             except _ALREADY_THERE:
                 continue
+        for file, wanted in (("ledger/lake", self.lake), ("ledger/lake_catalog", self.catalog)):
+            if wanted:
+                connection.execute(sql.SQL(script(file)).format(schema=schema))
 
 
 def _exists(connection: Connection, relation: Relation) -> bool:

@@ -9,8 +9,14 @@ from functools import partial
 from uuid import UUID
 
 from tidegate.control.plane import ControlPlane
+from tidegate.destinations.destination import Destination
+from tidegate.destinations.lake import LakeDestination
+from tidegate.destinations.lake_target import LakeLayout
 from tidegate.destinations.postgres import PostgresDestination
+from tidegate.lake.catalog import Catalog, catalog_digest
+from tidegate.lake.jars import lake_conf
 from tidegate.ledger.ledger import Ledger
+from tidegate.model.lake import EMBEDDED, ledger_schema
 from tidegate.model.relation import Endpoint
 from tidegate.postgres.connect import Connection
 from tidegate.postgres.databases import CONTROL, Databases
@@ -33,7 +39,9 @@ class Context:
 
     def __post_init__(self) -> None:
         self.databases = Databases(self.settings)
-        self.spark = SparkSessions(self.settings.spark, self.settings.state_directory)
+        self.spark = SparkSessions(
+            self.settings.spark, self.settings.state_directory, self._lake_conf
+        )
         self.stager = Stager(lambda: self.spark)
         self.plane = ControlPlane(
             partial(self.databases.connect, CONTROL), self.settings.project.control_schema
@@ -48,16 +56,56 @@ class Context:
                     self._control_id = self.plane.identity(connection)
             return self._control_id
 
+    def is_lake(self, connection_name: str) -> bool:
+        """Whether a connection leads to an Iceberg catalog, as opposed to a database."""
+        return self.settings.connection(connection_name).type == "iceberg"
+
     def ledger(self, connection_name: str) -> Ledger:
+        """The ledger of a connection; that of a lake lies in the control database."""
         ledger = self.settings.ledger
+        lake = self.catalog(connection_name) if self.is_lake(connection_name) else None
         return Ledger(
             connect=partial(self.databases.lease, connection_name),
-            schema=ledger.schema_name,
-            marker_table=ledger.marker_table,
+            schema=ledger.schema_name if lake is None else lake.schema,
+            marker_table=ledger.marker_table if lake is None else "table_updates",
             client_timestamps=ledger.timestamps == "client",
+            lake=lake is not None,
+            catalog=lake is not None and lake.is_embedded,
         )
 
-    def destination(self, target: Endpoint) -> PostgresDestination:
+    def catalog(self, connection_name: str) -> Catalog:
+        """The catalog behind a lake connection."""
+        connection = self.settings.connection(connection_name)
+        options = dict(connection.options)
+        kind = options.pop("catalog", EMBEDDED)
+        digest = kind if kind == EMBEDDED else catalog_digest(kind, options)
+        return Catalog(
+            name=connection_name,
+            kind=kind,
+            options=options,
+            warehouse=self.settings.state_directory / "lake" / connection_name,
+            schema=ledger_schema(self.settings.project.name, connection_name, digest),
+            control=partial(self.databases.portable_conninfo, CONTROL),
+            lease=partial(self.databases.lease, CONTROL),
+        )
+
+    def destination(self, target: Endpoint, layout: LakeLayout | None = None) -> Destination:
+        """Where rows go, whatever it is."""
+        if not self.is_lake(target.connection):
+            return self.postgres_destination(target)
+        return LakeDestination(
+            catalog=self.catalog(target.connection),
+            relation=target.relation,
+            ledger=self.ledger(target.connection),
+            control_id=self.control_id(),
+            sessions=self.spark,
+            lease=partial(self.databases.lease, CONTROL),
+            lock_timeout_seconds=self.settings.worker.lock_timeout_seconds,
+            project=self.settings.project.name,
+            layout=layout or LakeLayout(),
+        )
+
+    def postgres_destination(self, target: Endpoint) -> PostgresDestination:
         connect: Callable[[str], Connection] = partial(self.databases.connect, target.connection)
         return PostgresDestination(
             connect=connect,
@@ -69,3 +117,11 @@ class Context:
             publish_timeout_seconds=self.settings.worker.publish_timeout_seconds,
             project=self.settings.project.name,
         )
+
+    def _lake_conf(self) -> dict[str, str]:
+        """What Spark must start with, where the project has a lake."""
+        lakes = [one for one in self.settings.connections if self.is_lake(one)]
+        if not lakes:
+            return {}
+        embedded = any(self.catalog(one).is_embedded for one in lakes)
+        return lake_conf(self.settings.spark.conf, postgres=embedded)

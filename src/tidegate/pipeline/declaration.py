@@ -23,6 +23,7 @@ from tidegate.postgres.catalog import (
     type_exists,
 )
 from tidegate.postgres.connect import Connection, first_line
+from tidegate.postgres.types import lake_type
 from tidegate.settings import parse_duration
 from tidegate.sources.horizon import CursorColumn, check_timezone
 from tidegate.sources.postgres import PostgresSource
@@ -71,6 +72,20 @@ def passthrough_shape(destination: Connection, source: PostgresSource) -> Shape:
             ),
             not_null=column.not_null and source.table.kind is not RelationKind.VIEW,
         )
+        for column in source.columns
+    )
+    names = {column.name for column in columns}
+    cursor = source.cursor.name if source.cursor and source.cursor.name in names else None
+    unique = bool(source.key) and source.table.proves_unique(source.key)
+    return Shape(columns, source.key, cursor, unique)
+
+
+def lake_shape(source: PostgresSource) -> Shape:
+    """The shape of rows on their way into a lake; what Iceberg has no type for goes as text."""
+    columns = tuple(
+        StagedColumn(column.name, lake_type(column.wire), lake_type(column.wire))
+        if not column.via_text
+        else StagedColumn(column.name, "string", "string")
         for column in source.columns
     )
     names = {column.name for column in columns}

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tidegate.destinations.postgres import PostgresDestination, Publication
+from tidegate.destinations.destination import Destination
+from tidegate.destinations.publication import Publication
 from tidegate.errors import StagingLost
 from tidegate.failpoints import reach
 from tidegate.ledger.fences import Fence
@@ -31,7 +32,7 @@ class Load:
     context: Context
     sync: Sync
     source: PostgresSource
-    destination: PostgresDestination
+    destination: Destination
     fence: Fence
     actor: str
     remaining_seconds: Callable[[], float]
@@ -83,6 +84,7 @@ class Load:
                 Reading(
                     self.context, self.sync, self.source, connection, snapshot_name, plan.batch
                 ),
+                self.destination,
                 attempt_id=self.fence.attempt_id,
                 prepare=prepare,
             )
@@ -107,7 +109,7 @@ class Load:
 
 
 def stage_and_publish(
-    destination: PostgresDestination,
+    destination: Destination,
     stage: Callable[[], Staged],
     publication: Callable[[Staged], Publication],
     check_alive: Callable[[], None],

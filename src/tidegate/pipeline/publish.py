@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tidegate.destinations.postgres import PostgresDestination, Publication
+from tidegate.destinations.destination import Destination
+from tidegate.destinations.lake import LakeDestination
+from tidegate.destinations.publication import Publication
 from tidegate.errors import DeclarationError
 from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.column import RelationKind, Table
@@ -14,13 +16,14 @@ from tidegate.model.rules import Mode
 from tidegate.model.shape import Shape, StagedColumn
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import nearest
+from tidegate.pipeline.lake_frames import lake_frame_shape
 from tidegate.pipeline.load import stage_and_publish
-from tidegate.pipeline.stage import Staged, staging_place
+from tidegate.pipeline.stage import Staged, stage_rows
 from tidegate.pipeline.sync import Attempt
 from tidegate.postgres.catalog import describe_table
 from tidegate.postgres.types import needs_text
 from tidegate.spark.frame import refuse_unreadable
-from tidegate.spark.transforming import frame_columns, stage_frame
+from tidegate.spark.transforming import frame_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -33,7 +36,7 @@ class PublishWork:
     context: Context
     publish: Publish
     frame: DataFrame
-    destination: PostgresDestination
+    destination: Destination
     attempt: Attempt
 
     def run(self) -> PublishReport:
@@ -73,17 +76,29 @@ class PublishWork:
     def _stage(self) -> Staged:
         publish, attempt_id = self.publish, self.attempt.fence.attempt_id
         shape = frame_shape(self.frame, publish, self.destination)
-        self.destination.prepare(shape, None, publish.rules)
-        place = staging_place(self.context, publish.target, shape, attempt_id)
+        self.destination.prepare(shape, None, publish.rules, fence=self.attempt.fence)
         # Each part is a session and a table in the destination, which has not so many to give.
         parts = self.frame.coalesce(publish.partitions)
-        return Staged(shape, stage_frame(parts, place, _what(publish)))
+        return Staged(
+            shape,
+            stage_rows(
+                self.context,
+                self.destination,
+                publish.target,
+                shape,
+                parts,
+                attempt_id,
+                _what(publish),
+            ),
+        )
 
 
-def frame_shape(frame: DataFrame, publish: Publish, destination: PostgresDestination) -> Shape:
+def frame_shape(frame: DataFrame, publish: Publish, destination: Destination) -> Shape:
     """The shape of the rows; refuses what the target cannot take, before a row is computed."""
     refuse_unreadable(frame)
     what = _what(publish)
+    if isinstance(destination, LakeDestination):
+        return _lake_frame_shape(frame, publish, what)
     with destination.open() as connection:
         table = describe_table(connection, destination.relation)
     columns = tuple(
@@ -99,6 +114,18 @@ def frame_shape(frame: DataFrame, publish: Publish, destination: PostgresDestina
         if wanted not in names:
             raise DeclarationError(f"{what} has no {role} {wanted}", nearest(wanted, names))
     return Shape(columns, key, publish.cursor, key_is_unique=False)
+
+
+def _lake_frame_shape(frame: DataFrame, publish: Publish, what: str) -> Shape:
+    mode = publish.rules.mode
+    if publish.key is None and mode not in (Mode.APPEND, Mode.REPLACE):
+        raise DeclarationError(
+            f"{publish.target} is a table of a lake, which has no primary key, and {mode} needs a "
+            "key",
+            'name the columns that identify a row, such as key="id", or use mode="append" or '
+            'mode="replace"',
+        )
+    return lake_frame_shape(frame, what, publish.key or (), publish.cursor)
 
 
 def _what(publish: Publish) -> str:

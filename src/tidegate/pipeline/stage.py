@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 
+from tidegate.destinations.destination import Destination
+from tidegate.destinations.lake import LakeDestination
 from tidegate.errors import DeclarationError
+from tidegate.lake.files import write_share
 from tidegate.model.batch import Batch
 from tidegate.model.column import Column
 from tidegate.model.load import StagedWrite
@@ -17,12 +20,16 @@ from tidegate.model.relation import Endpoint
 from tidegate.model.shape import Shape, StagedColumn
 from tidegate.model.sync import Sync
 from tidegate.pipeline.context import Context
-from tidegate.pipeline.declaration import passthrough_shape
+from tidegate.pipeline.declaration import lake_shape, passthrough_shape
+from tidegate.pipeline.lake_frames import lake_frame_shape
 from tidegate.pipeline.user_code import importable, user_code
 from tidegate.postgres.connect import Connection
 from tidegate.postgres.types import needs_text, spark_type
 from tidegate.sources.postgres import PostgresSource
 from tidegate.spark.copying import Copy, SnapshotReader, StagingPlace
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +67,21 @@ class Reading:
         )
 
 
-def stage_batch(reading: Reading, *, attempt_id: str, prepare: Callable[[Shape], None]) -> Staged:
+def stage_batch(
+    reading: Reading,
+    destination: Destination,
+    *,
+    attempt_id: str,
+    prepare: Callable[[Shape], None],
+) -> Staged:
     """Write the batch aside; `prepare` sees the shape before the first row moves."""
     context, sync, source = reading.context, reading.sync, reading.source
     if sync.transform is not None:
-        return _stage_transformed(reading, sync.transform, attempt_id, prepare)
-    with context.databases.lease(sync.target.connection) as destination:
-        shape = passthrough_shape(destination, source)
+        return _stage_transformed(reading, destination, sync.transform, attempt_id, prepare)
+    if isinstance(destination, LakeDestination):
+        return _stage_into_lake(reading, destination, attempt_id, prepare)
+    with destination.open() as connection:
+        shape = passthrough_shape(connection, source)
     prepare(shape)
     if reading.batch.rows == 0:
         return Staged(shape, ())
@@ -75,13 +90,31 @@ def stage_batch(reading: Reading, *, attempt_id: str, prepare: Callable[[Shape],
     return Staged(shape, context.stager.stage(Copy(reader, place)))
 
 
+def _stage_into_lake(
+    reading: Reading,
+    destination: LakeDestination,
+    attempt_id: str,
+    prepare: Callable[[Shape], None],
+) -> Staged:
+    from tidegate.lake.staging import stage_shares
+
+    shape = lake_shape(reading.source)
+    prepare(shape)
+    if reading.batch.rows == 0:
+        return Staged(shape, ())
+    place = destination.place(shape, attempt_id)
+    reader = reading.reader(typed_columns(reading.source))
+    return Staged(shape, stage_shares(reading.context.spark.get(), reader, place))
+
+
 def _stage_transformed(
     reading: Reading,
+    destination: Destination,
     transform: Callable[[Any], Any],
     attempt_id: str,
     prepare: Callable[[Shape], None],
 ) -> Staged:
-    from tidegate.spark.transforming import apply_transform, frame_columns, read_frame, stage_frame
+    from tidegate.spark.transforming import apply_transform, frame_columns, read_frame
 
     context, sync, source = reading.context, reading.sync, reading.source
     columns = [(column.name, spark_type(column.wire)) for column in source.columns]
@@ -91,10 +124,14 @@ def _stage_transformed(
     with importable(code):
         result = apply_transform(transform, frame, sync.name)
     what = f"the transformation of sync {sync.name}"
-    shape = transformed_shape(frame_columns(result, what), source, sync)
+    if isinstance(destination, LakeDestination):
+        cursor = None if source.cursor is None else source.cursor.name
+        shape = lake_frame_shape(result, what, source.key, cursor)
+    else:
+        shape = transformed_shape(frame_columns(result, what), source, sync)
     prepare(shape)
-    place = staging_place(context, sync.target, shape, attempt_id)
-    return Staged(shape, stage_frame(result, place, what))
+    writes = stage_rows(context, destination, sync.target, shape, result, attempt_id, what)
+    return Staged(shape, writes)
 
 
 def transformed_shape(
@@ -130,6 +167,24 @@ def _staged_type(column: Column, plain: str) -> str:
 
 def _target_type(column: Column, plain: str) -> str:
     return plain if column.via_text else column.wire
+
+
+def stage_rows(
+    context: Context,
+    destination: Destination,
+    target: Endpoint,
+    shape: Shape,
+    frame: DataFrame,
+    attempt_id: str,
+    what: str,
+) -> tuple[StagedWrite, ...]:
+    """Stage a DataFrame's rows wherever they go."""
+    from tidegate.spark.transforming import copy_share, stage_frame
+
+    if isinstance(destination, LakeDestination):
+        return stage_frame(frame, destination.place(shape, attempt_id), what, write_share)
+    place = staging_place(context, target, shape, attempt_id)
+    return stage_frame(frame, place, what, copy_share)
 
 
 def staging_place(

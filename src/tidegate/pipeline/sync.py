@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from tidegate.destinations.postgres import PostgresDestination
+from tidegate.destinations.destination import Destination
 from tidegate.errors import DeclarationError, LoadError, WatermarkMoved
 from tidegate.failpoints import reach
 from tidegate.ledger.fences import Fence
@@ -89,7 +89,7 @@ class SyncWork:
     sync: Sync
     source: PostgresSource
     connection: Connection
-    destination: PostgresDestination
+    destination: Destination
     attempt: Attempt
     memory: Memory
     known_fingerprints: dict[str, Any]

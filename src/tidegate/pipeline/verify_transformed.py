@@ -52,7 +52,7 @@ def compare_transformed(
     since: Callable[[Watermark], Since],
 ) -> Compared:
     """Compare what the transformation gives now for loaded rows with what is in the target."""
-    destination = sessions.context.destination(sync.target)
+    destination = sessions.context.postgres_destination(sync.target)
     for _ in range(_TRIES):
         work = _Staging(sessions, sync, source, destination, new_attempt_id())
         try:
@@ -194,6 +194,7 @@ class _Staging:
                     snapshot_name,
                     replace(batch, rows=self._count(connection, batch)),
                 ),
+                self.destination,
                 attempt_id=self.attempt_id,
                 prepare=lambda _: None,
             )

@@ -10,7 +10,6 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import TransactionStatus
 
-from tidegate.errors import SettingsError
 from tidegate.postgres.connect import Connection, connect
 from tidegate.postgres.conninfo import check
 from tidegate.postgres.embedded import EmbeddedServer
@@ -97,11 +96,9 @@ class Databases:
 
     def _resolve(self, name: str) -> str:
         connection = self.settings.connection(name)
-        if connection.type != "postgres":
-            raise SettingsError(
-                f'connection "{name}" is of type {connection.type}; a Postgres database is needed',
-                "name a Postgres connection there",
-            )
+        if connection.type == "iceberg":
+            # The ledger of a lake lies there.
+            connection = self.settings.connection(CONTROL)
         if connection.embedded_database is not None:
             self.embedded.start()
             self.embedded.ensure_database(connection.embedded_database)

@@ -61,6 +61,12 @@ def spark_type(postgres_type: str) -> str:
     return _DIRECT.get(_PRECISION.sub("", postgres_type), "string")
 
 
+def lake_type(postgres_type: str) -> str:
+    """The type in which a column arrives in a lake, in Spark's words; Iceberg has no short ints."""
+    kind = spark_type(postgres_type)
+    return "int" if kind == "smallint" else kind
+
+
 def needs_text(postgres_type: str) -> bool:
     """Whether the value is read as its text because Spark has no equal type."""
     kind = spark_type(postgres_type)

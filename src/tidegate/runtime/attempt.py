@@ -8,7 +8,7 @@ from uuid import UUID
 
 from tidegate.control.jobs import Jobs
 from tidegate.control.tokens import Tokens
-from tidegate.destinations.postgres import PostgresDestination
+from tidegate.destinations.destination import Destination
 from tidegate.errors import StaleAttempt
 from tidegate.failpoints import reach
 from tidegate.ledger.fences import Fence, FenceTooLow
@@ -82,7 +82,7 @@ def tell_restored(connection: Connection, fence: Fence, *, seen: int, lifted_to:
 
 
 def raise_fence(
-    destination: PostgresDestination,
+    destination: Destination,
     tokens: Tokens,
     connection: Connection,
     claim: Claim,

@@ -10,14 +10,12 @@ from tidegate.control.dead import DeadAttempt
 from tidegate.control.draining import refuse_draining
 from tidegate.control.jobs import Jobs
 from tidegate.control.workers import Worker
-from tidegate.destinations.postgres import PostgresDestination
+from tidegate.destinations.destination import Destination
 from tidegate.errors import BusyError
 from tidegate.failpoints import reach
-from tidegate.model.identity import resource_name
 from tidegate.model.job import Claim, JobRequest, JobStatus, Submitted
 from tidegate.model.relation import Endpoint
 from tidegate.pipeline.context import Context
-from tidegate.postgres.catalog import database_identity
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.cancel import end_cancel
 from tidegate.runtime.heartbeat import Heartbeat
@@ -39,8 +37,7 @@ class Claimed:
 
 def table_resource(context: Context, target: Endpoint) -> str:
     """What a job on this table locks, however many names lead to it."""
-    with context.databases.lease(target.connection) as connection:
-        return resource_name(database_identity(connection), target.relation)
+    return context.destination(target).identify()
 
 
 def open_heartbeat(context: Context, command: str) -> Heartbeat:
@@ -57,7 +54,7 @@ def open_heartbeat(context: Context, command: str) -> Heartbeat:
 def claim_table(
     context: Context,
     control: Connection,
-    destination: PostgresDestination,
+    destination: Destination,
     target: Endpoint,
     request: JobRequest,
     heartbeat: Heartbeat,
@@ -76,7 +73,7 @@ def claim_table(
         with destination.open() as connection:
             destination.fences.seize(connection, str(target.relation), control_id)
 
-    def destination_of(dead: DeadAttempt) -> PostgresDestination:
+    def destination_of(dead: DeadAttempt) -> Destination:
         if dead.resource == request.resource:
             return destination
         return context.destination(Endpoint.parse(dead.payload["target"]))

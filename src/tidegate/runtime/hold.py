@@ -12,7 +12,7 @@ import psycopg
 from tidegate.control.jobs import Jobs
 from tidegate.control.tokens import Tokens
 from tidegate.control.workers import user_name
-from tidegate.destinations.postgres import PostgresDestination
+from tidegate.destinations.destination import Destination
 from tidegate.errors import StaleAttempt
 from tidegate.ledger.fences import Fence
 from tidegate.model.job import JobRequest, JobStatus
@@ -27,7 +27,7 @@ from tidegate.runtime.claiming import claim_table, open_heartbeat, table_resourc
 class Hold:
     """A table that nobody else can publish into while it is held."""
 
-    destination: PostgresDestination
+    destination: Destination
     fence: Fence
     control: Connection
     check_alive: Callable[[], None]

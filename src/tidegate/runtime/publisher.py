@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tidegate.control.dead import DeadAttempts
 from tidegate.control.jobs import Jobs
 from tidegate.control.workers import user_name
-from tidegate.destinations.postgres import PostgresDestination
+from tidegate.destinations.destination import Destination
 from tidegate.errors import BusyError, StaleAttempt
 from tidegate.model.job import PUBLISH, Holder, JobRequest, JobStatus
 from tidegate.model.publish import Publish, PublishReport
@@ -65,7 +65,7 @@ class Publisher:
     def _claim(
         self,
         control: Connection,
-        destination: PostgresDestination,
+        destination: Destination,
         publish: Publish,
         request: JobRequest,
         heartbeat: Heartbeat,
@@ -100,7 +100,7 @@ class Publisher:
     def _is_settled(
         self,
         control: Connection,
-        destination: PostgresDestination,
+        destination: Destination,
         publish: Publish,
         resource: str,
     ) -> bool:
@@ -123,7 +123,7 @@ class Publisher:
         self,
         frame: DataFrame,
         publish: Publish,
-        destination: PostgresDestination,
+        destination: Destination,
         control: Connection,
         claimed: Claimed,
     ) -> PublishReport:

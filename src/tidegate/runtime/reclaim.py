@@ -12,7 +12,7 @@ from tidegate.control.dead import DeadAttempt, DeadAttempts
 from tidegate.control.jobs import Jobs
 from tidegate.control.plane import ControlPlane
 from tidegate.control.tokens import Tokens
-from tidegate.destinations.postgres import PostgresDestination
+from tidegate.destinations.destination import Destination
 from tidegate.ledger.fences import Fence, FenceTooLow
 from tidegate.model.backoff import Backoff
 from tidegate.model.job import PUBLISH
@@ -24,7 +24,7 @@ def reclaim_dead(
     plane: ControlPlane,
     connection: Connection,
     control_id: UUID,
-    destination_of: Callable[[DeadAttempt], PostgresDestination | None],
+    destination_of: Callable[[DeadAttempt], Destination | None],
     *,
     actor: str,
     backoff: Backoff,
@@ -45,7 +45,7 @@ def bury(
     plane: ControlPlane,
     connection: Connection,
     control_id: UUID,
-    destination: PostgresDestination,
+    destination: Destination,
     dead: DeadAttempt,
     actor: str,
     backoff: Backoff,
@@ -71,7 +71,7 @@ def fence_out(
     plane: ControlPlane,
     connection: Connection,
     control_id: UUID,
-    destination: PostgresDestination,
+    destination: Destination,
 ) -> None:
     """After this no attempt that is at work now can publish into the table."""
     jobs, tokens = Jobs(plane), Tokens(plane)
@@ -95,7 +95,7 @@ def fence_out(
 
 
 def is_published(
-    destination: PostgresDestination, plan: dict[str, Any] | None, payload: dict[str, Any]
+    destination: Destination, plan: dict[str, Any] | None, payload: dict[str, Any]
 ) -> bool:
     """Whether the last load that a job had to do is in, told under a raised fence."""
     if plan is not None and plan.get("final"):

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidegate.destinations.postgres import PostgresDestination
+from tidegate.destinations.destination import Destination
 from tidegate.errors import DeclarationError
 from tidegate.model.job import NOTHING
 from tidegate.model.relation import Endpoint
 from tidegate.pipeline.context import Context
 
 
-def destination_of_job(
-    context: Context, kind: str, payload: dict[str, Any]
-) -> PostgresDestination | None:
+def destination_of_job(context: Context, kind: str, payload: dict[str, Any]) -> Destination | None:
     """The destination to be fenced; None for a job that publishes nothing.
 
     A malformed job does not, either: whoever works it refuses it first. An unknown connection

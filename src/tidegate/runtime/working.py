@@ -12,7 +12,7 @@ import psycopg
 
 from tidegate.control.jobs import Jobs
 from tidegate.control.tokens import Tokens
-from tidegate.destinations.postgres import PostgresDestination
+from tidegate.destinations.destination import Destination
 from tidegate.errors import CommitUnknown, StaleAttempt, TidegateError
 from tidegate.failpoints import reach
 from tidegate.ledger.fences import Fence
@@ -36,7 +36,7 @@ class ClaimedWork:
 
     context: Context
     control: Connection
-    destination: PostgresDestination
+    destination: Destination
     claimed: Claimed
     actor: str
     what: str
@@ -57,6 +57,7 @@ class ClaimedWork:
         try:
             try:
                 fence = control.write(self._raise_fence)
+                self.destination.heal(fence)
                 result = work(LiveAttempt(self._jobs, control, claim, lease, fence, self.actor))
                 lease.check_alive()
                 self._finish(control, result)

@@ -54,6 +54,7 @@ class Carried(Exception):
 
     def __init__(self, outcome: dict[str, Any]) -> None:
         super().__init__(f"{_CARRIED}{json.dumps(outcome)}")
+        self.outcome = outcome
 
 
 def carried_failure(error: BaseException) -> TidegateError | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,8 +57,14 @@ _LOCAL_DEFAULTS = {
 class SparkSessions:
     """Opens the session that the settings ask for, once."""
 
-    def __init__(self, settings: SparkSettings, state_directory: Path) -> None:
+    def __init__(
+        self,
+        settings: SparkSettings,
+        state_directory: Path,
+        conf: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
         self._settings = settings
+        self._conf = conf
         self._state = state_directory
         self._session: SparkSession | None = None
         self._lock = threading.Lock()
@@ -82,6 +88,22 @@ class SparkSessions:
             if self._session is None:
                 self._session = self._start()
             return self._session
+
+    def separate(self, conf: Mapping[str, str]) -> SparkSession:
+        """A session apart, in the same Spark: what is set in it is set nowhere else."""
+        given = {**_DEFAULTS, **conf}
+        if self._settings.remote:
+            from pyspark.sql import SparkSession
+
+            builder: Any = SparkSession.builder
+            for key, value in given.items():
+                builder = builder.config(key, value)
+            session: SparkSession = builder.remote(self._settings.remote).create()
+            return session
+        session = self.get().newSession()
+        for key, value in given.items():
+            session.conf.set(key, value)
+        return session
 
     def parallelism(self) -> int:
         """How many tasks run at once."""
@@ -137,7 +159,7 @@ class SparkSessions:
         from pyspark.sql import SparkSession
 
         builder: Any = SparkSession.builder
-        for key, value in {**self._defaults(), **self._settings.conf}.items():
+        for key, value in {**self._defaults(), **self._settings.conf, **self._conf()}.items():
             builder = builder.config(key, value)
         if self._settings.remote:
             # One of our own: workers keep what they imported for a session.

@@ -18,7 +18,7 @@ def work_tag(attempt_id: str) -> str:
 @contextmanager
 def tagged(session: SparkSession, tag: str) -> Iterator[None]:
     """Jobs that this thread starts in here carry the tag; one that is left behind is ended."""
-    classic = _is_classic(session)
+    classic = is_classic(session)
     if classic:
         # A tag of the session would be known to this thread only.
         session.sparkContext.addJobTag(tag)
@@ -41,13 +41,14 @@ def tagged(session: SparkSession, tag: str) -> Iterator[None]:
 def interrupt(session: SparkSession, tag: str) -> None:
     """End the jobs that carry the tag, from any thread."""
     with suppress(Exception):
-        if _is_classic(session):
+        if is_classic(session):
             session.sparkContext.cancelJobsWithTag(tag)
         else:
             session.interruptTag(tag)
 
 
-def _is_classic(session: SparkSession) -> bool:
+def is_classic(session: SparkSession) -> bool:
+    """Whether the session's JVM is at hand, as opposed to a Spark Connect server."""
     # Spark Connect has a class of its own, which is no subclass.
     from pyspark.sql import SparkSession
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tidegate.errors import DeclarationError, SourceError, TidegateError, TransformError
 from tidegate.failpoints import reach
@@ -39,7 +39,7 @@ def read_frame(
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for index in batch.column(0).to_pylist():
-                yield from _read_share_or_tell(reader, index, columns)
+                yield from read_share(reader, index, columns)
 
     return spark.range(0, count, 1, count).mapInArrow(work, schema)
 
@@ -96,14 +96,30 @@ def frame_columns(frame: DataFrame, what: str) -> list[tuple[str, str, str]]:
     return found
 
 
-def stage_frame(frame: DataFrame, place: StagingPlace, what: str) -> tuple[StagedWrite, ...]:
+class Place(Protocol):
+    """Where rows are staged."""
+
+    @property
+    def attempt_id(self) -> str: ...
+
+    @property
+    def columns(self) -> Sequence[object]: ...
+
+
+P = TypeVar("P", bound=Place)
+Write = Callable[[P, "pa.RecordBatch", Iterator["pa.RecordBatch"]], dict[str, Any]]
+
+
+def stage_frame(
+    frame: DataFrame, place: P, what: str, write_share: Write[P]
+) -> tuple[StagedWrite, ...]:
     """Stage a DataFrame's rows, one writer call for each of its partitions."""
 
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rest = iter(batches)
         first = next((batch for batch in rest if batch.num_rows), None)
         if first is not None:
-            yield from outcome_batches(_write_share(place, first, rest))
+            yield from outcome_batches(write_share(place, first, rest))
 
     # mapInArrow looks its columns up by name, where a dot or a backtick has a meaning.
     numbered = frame.toDF(*(f"c{index}" for index in range(len(place.columns))))
@@ -124,7 +140,7 @@ def stage_frame(frame: DataFrame, place: StagingPlace, what: str) -> tuple[Stage
         ) from error
 
 
-def _read_share_or_tell(
+def read_share(
     reader: SnapshotReader, index: int, columns: Sequence[tuple[str, str]]
 ) -> Iterator[pa.RecordBatch]:
     """What goes wrong with the source is not the transformation's fault, and must not look so."""
@@ -153,7 +169,7 @@ def _read_share(
         ):
             cursor.execute(statement)
         cursor.execute(reader.statements[index])
-        schema = pa.schema([(name, _arrow_type(kind)) for name, kind in columns])
+        schema = pa.schema([(name, arrow_type(kind)) for name, kind in columns])
         for batch in cursor.fetch_record_batch():
             yield pa.RecordBatch.from_arrays(
                 [
@@ -192,9 +208,10 @@ def _equal_in_spark(column: pa.Array, field: pa.Field) -> pa.Array:
         ) from None
 
 
-def _write_share(
+def copy_share(
     place: StagingPlace, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]
 ) -> dict[str, Any]:
+    """One writer call: its own table in the destination."""
     import adbc_driver_postgresql.dbapi as adbc
     import pyarrow as pa
 
@@ -246,7 +263,8 @@ def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa
     yield from rest
 
 
-def _arrow_type(kind: str) -> pa.DataType:
+def arrow_type(kind: str) -> pa.DataType:
+    """A type of Spark's, in Arrow."""
     import pyarrow as pa
 
     if kind.startswith("decimal("):

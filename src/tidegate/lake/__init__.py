@@ -1,0 +1,1 @@
+"""Iceberg: the catalog, what tables say of themselves, and the commits made to them."""

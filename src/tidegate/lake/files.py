@@ -1,0 +1,164 @@
+"""Staged rows as Parquet files beside the table they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tidegate.failpoints import reach
+from tidegate.model.load import StagedWrite
+from tidegate.model.staging import new_write_id
+from tidegate.spark.executors import other_version
+from tidegate.spark.outcome import failure
+from tidegate.spark.transforming import arrow_type
+from tidegate.version import __version__
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Rows that are gathered before they are written: readers skip whole groups of them.
+_GROUP_ROWS = 131_072
+
+
+@dataclass(frozen=True, slots=True)
+class LakeColumn:
+    """A column of a staged file; without a number it is matched by its name."""
+
+    name: str
+    type: str
+    field_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LakePlace:
+    """Where a task stages its rows; travels to the workers with the task."""
+
+    location: str
+    """of the table"""
+    folder: str
+    io: tuple[tuple[str, str], ...]
+    """how files are reached there"""
+    attempt_id: str
+    columns: tuple[LakeColumn, ...]
+    version: str = __version__
+    """the driver's Tidegate"""
+
+    def __repr__(self) -> str:
+        return f"LakePlace({self.folder})"
+
+    def check_version(self) -> None:
+        """Called by the workers, who may have another Tidegate installed than the driver."""
+        if self.version != __version__:
+            raise other_version(self.version, __version__)
+
+
+def new_folder(attempt_id: str) -> str:
+    """The name of a folder for the files of one load; its files may become the table's own."""
+    return f"tidegate-{attempt_id}-{new_write_id()[:8]}"
+
+
+def write_share(
+    place: LakePlace, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]
+) -> dict[str, Any]:
+    """One writer call: its own file, which is there whole or not at all."""
+    try:
+        place.check_version()
+        return write_file(place, _chain(first, rest))
+    except Exception as error:
+        return failure(error, "destination")
+
+
+def write_file(place: LakePlace, batches: Iterable[pa.RecordBatch]) -> dict[str, Any]:
+    """Write the rows; tells the file's name and how many they were."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from pyiceberg.io import load_file_io
+
+    write_id = f"{place.folder}/{new_write_id()}"
+    path = staged_path(place.location, write_id)
+    schema = arrow_schema(place)
+    io = load_file_io(dict(place.io), path)
+    rows = 0
+    reach("stage.write")
+    with (
+        io.new_output(path).create() as stream,
+        pq.ParquetWriter(stream, schema, compression="zstd") as writer,
+    ):
+        for group in _groups(batches):
+            table = pa.Table.from_batches(
+                [pa.RecordBatch.from_arrays(batch.columns, names=schema.names) for batch in group]
+            )
+            writer.write_table(table.cast(schema), row_group_size=_GROUP_ROWS)
+            rows += table.num_rows
+    reach("stage.written")
+    return {"write_id": write_id, "rows": rows}
+
+
+def arrow_schema(place: LakePlace) -> pa.Schema:
+    """The columns with Iceberg's numbers, by which it knows them in a file."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            pa.field(
+                column.name,
+                arrow_type(column.type),
+                metadata=None
+                if column.field_id is None
+                else {"PARQUET:field_id": str(column.field_id)},
+            )
+            for column in place.columns
+        ]
+    )
+
+
+def staged_path(location: str, write_id: str) -> str:
+    """Where the file of one writer call is."""
+    return f"{_data(location)}/{write_id}.parquet"
+
+
+def count_rows(io: Any, location: str, write: StagedWrite) -> int:
+    """How many rows a staged file has; none when it is not there."""
+    import pyarrow.parquet as pq
+
+    try:
+        with io.new_input(staged_path(location, write.write_id)).open() as stream:
+            return int(pq.read_metadata(stream).num_rows)
+    except FileNotFoundError:
+        return 0
+
+
+def delete_folder(io: Any, location: str, folder: str) -> int:
+    """Remove staged files; how many there were."""
+    from pyarrow.fs import FileSelector
+
+    path = f"{_data(location)}/{folder}"
+    scheme, netloc, plain = io.parse_location(path, io.properties)
+    files = io.fs_by_scheme(scheme, netloc)
+    found = files.get_file_info(FileSelector(plain, allow_not_found=True, recursive=True))
+    if found:
+        files.delete_dir(plain)
+    return sum(one.is_file for one in found)
+
+
+def _data(location: str) -> str:
+    return f"{location.rstrip('/')}/data"
+
+
+def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    group: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        group.append(batch)
+        rows += batch.num_rows
+        if rows >= _GROUP_ROWS:
+            yield group
+            group, rows = [], 0
+    if group:
+        yield group
+
+
+def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield first
+    yield from rest

@@ -1,0 +1,70 @@
+"""An attempt's own session: what it sets marks its commits, and nobody else's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tidegate.lake.catalog import Catalog
+from tidegate.model.lake import SUMMARY
+from tidegate.spark.session import SparkSessions
+from tidegate.spark.tags import is_classic, tagged, work_tag
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_PROPERTY = "spark.sql.iceberg.snapshot-property."
+
+
+@dataclass(frozen=True, slots=True)
+class LakeSession:
+    """A Spark session with a catalog of its own."""
+
+    spark: SparkSession
+    catalog: Catalog
+
+    def run(self, statement: str) -> list[tuple[object, ...]]:
+        """Run a statement of ours; its answer is small."""
+        return [tuple(row) for row in self.spark.sql(statement).collect()]
+
+    def read(self, statement: str) -> DataFrame:
+        return self.spark.sql(statement)
+
+    def mark(self, properties: Mapping[str, str]) -> None:
+        """What the summaries of the next commits say."""
+        for name, value in properties.items():
+            self.spark.conf.set(f"{_PROPERTY}{SUMMARY}{name}", value)
+
+    @property
+    def is_classic(self) -> bool:
+        """Whether Iceberg's own interface is at hand, as opposed to its SQL alone."""
+        return is_classic(self.spark)
+
+
+@contextmanager
+def lake_session(
+    sessions: SparkSessions, catalog: Catalog, attempt_id: str | None = None
+) -> Iterator[LakeSession]:
+    """A session for one attempt; its work can be interrupted, its connections end with it."""
+    spark = sessions.separate(catalog.spark_conf(attempt_id))
+    session = LakeSession(spark, catalog)
+    try:
+        if attempt_id is None:
+            yield session
+        else:
+            with tagged(spark, work_tag(attempt_id)):
+                yield session
+    finally:
+        with suppress(Exception):
+            _close(session)
+
+
+def _close(session: LakeSession) -> None:
+    """Spark itself closes a catalog's connections only when it ends."""
+    if not session.is_classic:
+        session.spark.stop()
+        return
+    manager = session.spark._jsparkSession.sessionState().catalogManager()
+    manager.catalog(session.catalog.name).icebergCatalog().close()

@@ -1,0 +1,133 @@
+"""The statements that a lake is worked with, in Spark's SQL; every name in them is quoted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tidegate.lake.catalog import Catalog, backticked, literal
+from tidegate.model.lake import MAIN
+from tidegate.model.relation import Relation
+from tidegate.model.shape import Shape
+
+STAGED = "tidegate_staged"
+"""the view of the staged rows"""
+
+
+def create_namespace(catalog: Catalog, relation: Relation) -> str:
+    name = f"{backticked(catalog.name)}.{backticked(relation.schema)}"
+    return f"CREATE NAMESPACE IF NOT EXISTS {name}"
+
+
+def create_table(
+    catalog: Catalog,
+    relation: Relation,
+    columns: Sequence[tuple[str, str]],
+    *,
+    partition_by: Sequence[str] = (),
+    properties: Mapping[str, str] | None = None,
+) -> str:
+    parts = [
+        f"CREATE TABLE IF NOT EXISTS {catalog.quoted(relation)} (",
+        ", ".join(f"{backticked(name)} {kind}" for name, kind in columns),
+        ") USING iceberg",
+    ]
+    if partition_by:
+        parts.append(f" PARTITIONED BY ({', '.join(partition_by)})")
+    if properties:
+        texts = (f"{literal(key)} = {literal(value)}" for key, value in properties.items())
+        parts.append(f" TBLPROPERTIES ({', '.join(texts)})")
+    return "".join(parts)
+
+
+def order_table(catalog: Catalog, relation: Relation, sort_by: Sequence[str]) -> str:
+    return f"ALTER TABLE {catalog.quoted(relation)} WRITE ORDERED BY {', '.join(sort_by)}"
+
+
+def add_columns(catalog: Catalog, relation: Relation, columns: Sequence[tuple[str, str]]) -> str:
+    texts = ", ".join(f"{backticked(name)} {kind}" for name, kind in columns)
+    return f"ALTER TABLE {catalog.quoted(relation)} ADD COLUMNS ({texts})"
+
+
+def widen_column(catalog: Catalog, relation: Relation, name: str, kind: str) -> str:
+    return f"ALTER TABLE {catalog.quoted(relation)} ALTER COLUMN {backticked(name)} TYPE {kind}"
+
+
+def create_branch(catalog: Catalog, relation: Relation, branch: str) -> str:
+    return f"ALTER TABLE {catalog.quoted(relation)} CREATE OR REPLACE BRANCH {backticked(branch)}"
+
+
+def drop_branch(catalog: Catalog, relation: Relation, branch: str) -> str:
+    return f"ALTER TABLE {catalog.quoted(relation)} DROP BRANCH IF EXISTS {backticked(branch)}"
+
+
+def fast_forward(catalog: Catalog, relation: Relation, branch: str) -> str:
+    table = literal(catalog.procedure_name(relation))
+    return (
+        f"CALL {backticked(catalog.name)}.system.fast_forward("
+        f"table => {table}, branch => {literal(MAIN)}, to => {literal(branch)})"
+    )
+
+
+def branch_table(catalog: Catalog, relation: Relation, branch: str | None) -> str:
+    """What is written to: a branch, or main."""
+    return catalog.quoted(relation, *([] if branch is None else [f"branch_{branch}"]))
+
+
+def newest_rows(rows: str, shape: Shape) -> str:
+    """One row per key, in a total order: the highest cursor, then the highest content."""
+    key = ", ".join(map(backticked, shape.key))
+    order = [f"{backticked(shape.cursor)} DESC NULLS LAST"] if shape.cursor else []
+    order += [f"{backticked(name)} DESC NULLS LAST" for name in shape.names]
+    return (
+        f"(SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY {key} ORDER BY "
+        f"{', '.join(order)}) AS tidegate_rank FROM {rows}) WHERE tidegate_rank = 1)"
+    )
+
+
+def insert_rows(into: str, rows: str, shape: Shape, *, overwrite: bool = False) -> str:
+    names = ", ".join(map(backticked, shape.names))
+    verb = "INSERT OVERWRITE" if overwrite else "INSERT INTO"
+    return f"{verb} {into} ({names}) SELECT {names} FROM {rows}"
+
+
+def clear_rows(table: str) -> str:
+    return f"DELETE FROM {table}"
+
+
+def merge_rows(into: str, rows: str, shape: Shape, *, newest_wins: bool, full: bool) -> str:
+    """Upsert in one commit; rows that would not change anything are left alone."""
+    others = [name for name in shape.names if name not in shape.key]
+    same = " AND ".join(f"t.{backticked(name)} = s.{backticked(name)}" for name in shape.key)
+    parts = [f"MERGE INTO {into} t USING {rows} s ON {same}"]
+    if others:
+        equal = " AND ".join(f"t.{backticked(name)} <=> s.{backticked(name)}" for name in others)
+        condition = f"NOT ({equal})"
+        if newest_wins and shape.cursor is not None:
+            cursor = backticked(shape.cursor)
+            condition += (
+                f" AND (t.{cursor} <= s.{cursor} OR t.{cursor} IS NULL OR s.{cursor} IS NULL)"
+            )
+        values = ", ".join(f"t.{backticked(name)} = s.{backticked(name)}" for name in others)
+        parts.append(f"WHEN MATCHED AND {condition} THEN UPDATE SET {values}")
+    names = ", ".join(map(backticked, shape.names))
+    given = ", ".join(f"s.{backticked(name)}" for name in shape.names)
+    parts.append(f"WHEN NOT MATCHED THEN INSERT ({names}) VALUES ({given})")
+    if full:
+        parts.append("WHEN NOT MATCHED BY SOURCE THEN DELETE")
+    return " ".join(parts)
+
+
+def count_keyless(rows: str, shape: Shape) -> str:
+    """How many rows have no value in their key."""
+    missing = " OR ".join(f"{backticked(name)} IS NULL" for name in shape.key)
+    return f"SELECT count(*) FROM {rows} WHERE {missing}"
+
+
+def find_duplicate(rows: str, shape: Shape) -> str:
+    """One key that occurs more than once, and how often."""
+    key = ", ".join(map(backticked, shape.key))
+    texts = ", ".join(f"CAST({backticked(name)} AS string)" for name in shape.key)
+    return (
+        f"SELECT concat('(', concat_ws(',', {texts}), ')'), count(*) FROM {rows} "
+        f"GROUP BY {key} HAVING count(*) > 1 LIMIT 1"
+    )

@@ -1,0 +1,161 @@
+"""An Iceberg table as its metadata tells it, and what can be concluded from it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tidegate.model.relation import MAX_NAME_BYTES, Relation
+
+MAIN = "main"
+SUMMARY = "tidegate."
+"""what our entries in a snapshot's summary start with"""
+UPDATE_ID = f"{SUMMARY}update-id"
+EMBEDDED = "embedded"
+
+_BRANCH = "tidegate_"
+_SPARK_TYPES = {
+    "boolean": "boolean",
+    "int": "int",
+    "long": "bigint",
+    "float": "float",
+    "double": "double",
+    "string": "string",
+    "uuid": "string",
+    "binary": "binary",
+    "date": "date",
+    "timestamptz": "timestamp",
+    "timestamp": "timestamp_ntz",
+}
+_DECIMAL = re.compile(r"decimal\((\d+), ?(\d+)\)\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One commit, wherever in the table's tree it stands."""
+
+    snapshot_id: int
+    parent_id: int | None
+    summary: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def update_id(self) -> str | None:
+        """The load that it belongs to."""
+        return self.summary.get(UPDATE_ID)
+
+    def count(self, name: str) -> int:
+        """A number of the summary, such as `total-records`."""
+        return int(self.summary.get(name, "0"))
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A column; `type` in Spark's words."""
+
+    field_id: int
+    name: str
+    type: str
+    required: bool = False
+
+
+class Seen(StrEnum):
+    """What a table's metadata says of a snapshot."""
+
+    PUBLISHED = "published"
+    """main is it, or comes from it"""
+    UNPUBLISHED = "unpublished"
+    UNKNOWN = "unknown"
+    """snapshots between it and main have expired"""
+
+
+@dataclass(frozen=True, slots=True)
+class LakeTable:
+    """A table at one moment."""
+
+    relation: Relation
+    uuid: str
+    location: str
+    fields: tuple[Field, ...]
+    snapshots: Mapping[int, Snapshot]
+    refs: Mapping[str, int]
+    is_plain: bool = True
+    """neither partitioned nor sorted, so that any file may be added to it"""
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def main(self) -> int | None:
+        return self.refs.get(MAIN)
+
+    def field(self, name: str) -> Field | None:
+        return next((one for one in self.fields if one.name == name), None)
+
+    def ancestors(self, ref: str = MAIN) -> Iterator[Snapshot]:
+        """The snapshots that a branch is made of, newest first, as far back as they are kept.
+
+        A table's other snapshots, such as those of unpublished branches, are none of its content.
+        """
+        snapshot = self.snapshots.get(self.refs.get(ref, -1))
+        while snapshot is not None:
+            yield snapshot
+            snapshot = self.snapshots.get(-1 if snapshot.parent_id is None else snapshot.parent_id)
+
+    def is_cut(self, ref: str = MAIN) -> bool:
+        """Whether the branch goes back to snapshots that have expired."""
+        oldest = None
+        for oldest in self.ancestors(ref):  # noqa: B007
+            pass
+        return oldest is not None and oldest.parent_id is not None
+
+    def holds(self, update_id: str, ref: str = MAIN) -> bool:
+        """Whether a load is among what a branch is made of."""
+        return any(snapshot.update_id == update_id for snapshot in self.ancestors(ref))
+
+    def see(self, update_id: str, base: int | None) -> Seen:
+        """Whether a load that was staged upon `base` is in main."""
+        for snapshot in self.ancestors():
+            if snapshot.update_id == update_id:
+                return Seen.PUBLISHED
+            if snapshot.snapshot_id == base:
+                return Seen.UNPUBLISHED
+        return Seen.UNKNOWN if self.is_cut() else Seen.UNPUBLISHED
+
+    def rows(self, ref: str = MAIN) -> int:
+        """How many rows a branch has; deleted ones that are still in its files are not counted."""
+        head = self.snapshots.get(self.refs.get(ref, -1))
+        if head is None:
+            return 0
+        return head.count("total-records") - head.count("total-position-deletes")
+
+
+def branch_name(attempt_id: str) -> str:
+    """The branch on which an attempt stages its rows."""
+    return f"{_BRANCH}{attempt_id}"
+
+
+def attempt_of(branch: str) -> str | None:
+    """The attempt that a branch belongs to; None for other people's branches."""
+    found = re.fullmatch(rf"{_BRANCH}([0-9a-f]{{32}})", branch)
+    return None if found is None else found[1]
+
+
+def spark_type(iceberg_type: str) -> str:
+    """A type in Spark's words; one that has none stays as it is."""
+    if match := _DECIMAL.match(iceberg_type):
+        return f"decimal({match[1]},{match[2]})"
+    return _SPARK_TYPES.get(iceberg_type, iceberg_type)
+
+
+def ledger_schema(project: str, connection: str, catalog: str) -> str:
+    """Where the control database keeps what it knows of a lake.
+
+    The embedded catalog is the project's own; another may be shared, under any name.
+    """
+    if catalog == EMBEDDED:
+        name = f"tidegate_lake_{project}_{connection}"
+        if len(name.encode()) <= MAX_NAME_BYTES:
+            return name
+        catalog = name
+    return f"tidegate_lake_{hashlib.sha256(catalog.encode()).hexdigest()[:16]}"

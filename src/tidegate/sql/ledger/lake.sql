@@ -1,0 +1,22 @@
+-- What a lake's ledger holds besides. Every statement is safe to repeat.
+CREATE TABLE IF NOT EXISTS {schema}.intents (
+    target_table     text        NOT NULL,
+    update_id        text        NOT NULL,
+    attempt_id       text        NOT NULL,
+    fence            bigint      NOT NULL,
+    base_snapshot_id bigint,
+    snapshot_id      bigint,
+    move             jsonb,
+    abandoned        boolean     NOT NULL DEFAULT false,
+    noted_at         timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (target_table, update_id, attempt_id)
+);
+
+CREATE TABLE IF NOT EXISTS {schema}.staged_folders (
+    folder       text        PRIMARY KEY,
+    attempt_id   text        NOT NULL,
+    target_table text        NOT NULL,
+    location     text        NOT NULL,
+    adopted      boolean     NOT NULL DEFAULT false,
+    noted_at     timestamptz NOT NULL DEFAULT now()
+);

@@ -1,0 +1,41 @@
+-- The embedded catalog: Iceberg's own tables, and the fence in front of every commit.
+CREATE TABLE IF NOT EXISTS {schema}.iceberg_tables (
+    catalog_name               varchar(255)  NOT NULL,
+    table_namespace            varchar(255)  NOT NULL,
+    table_name                 varchar(255)  NOT NULL,
+    metadata_location          varchar(1000),
+    previous_metadata_location varchar(1000),
+    iceberg_type               varchar(5),
+    PRIMARY KEY (catalog_name, table_namespace, table_name)
+);
+
+CREATE TABLE IF NOT EXISTS {schema}.iceberg_namespace_properties (
+    catalog_name   varchar(255) NOT NULL,
+    namespace      varchar(255) NOT NULL,
+    property_key   varchar(255),
+    property_value varchar(1000),
+    PRIMARY KEY (catalog_name, namespace, property_key)
+);
+
+-- A session that names an attempt commits only while that attempt holds its table. FOR SHARE
+-- makes whoever raises the fence wait for a commit that is under way; nothing else is held.
+CREATE OR REPLACE FUNCTION {schema}.refuse_stale_attempt() RETURNS trigger
+LANGUAGE plpgsql AS $$
+DECLARE
+    attempt text := nullif(current_setting('tidegate.attempt', true), '');
+BEGIN
+    IF attempt IS NOT NULL THEN
+        SET LOCAL lock_timeout = '10s';
+        PERFORM FROM {schema}.fences WHERE attempt_id = attempt FOR SHARE;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'attempt % was replaced by another', attempt
+                USING ERRCODE = 'TG001', HINT = 'the newer attempt carries on';
+        END IF;
+    END IF;
+    RETURN NEW;
+END
+$$;
+
+CREATE OR REPLACE TRIGGER refuse_stale_attempt
+BEFORE UPDATE OF metadata_location ON {schema}.iceberg_tables
+FOR EACH ROW EXECUTE FUNCTION {schema}.refuse_stale_attempt();

@@ -1,0 +1,24 @@
+-- staged_folders(folder, attempt_id, target_table, …): files in a lake that an attempt has staged.
+
+-- name: note_folder
+-- Before the first file is written.
+INSERT INTO {schema}.staged_folders (folder, attempt_id, target_table, location)
+VALUES (%(folder)s, %(attempt_id)s, %(table)s, %(location)s)
+ON CONFLICT (folder) DO NOTHING
+
+-- name: adopt_folder
+-- From here on its files may be the table's own: nobody removes them for being left over.
+UPDATE {schema}.staged_folders SET adopted = true WHERE folder = ANY(%(folders)s)
+
+-- name: list_folders
+-- What an attempt has left behind.
+SELECT folder, attempt_id, location, adopted FROM {schema}.staged_folders
+WHERE attempt_id = %(attempt_id)s ORDER BY noted_at
+
+-- name: list_attempts
+-- Every attempt that may have left something behind for a table.
+SELECT DISTINCT attempt_id FROM {schema}.staged_folders WHERE target_table = %(table)s
+
+-- name: delete_folders
+-- Nothing of this attempt is left, or what is left is the table's own.
+DELETE FROM {schema}.staged_folders WHERE attempt_id = %(attempt_id)s
