@@ -12,6 +12,7 @@ from pathlib import Path
 
 import tidegate
 from acceptance.processes import Process
+from tidegate.lake.jars import lake_conf
 
 HOST = "127.0.0.1"
 DAEMONS = Path(__file__).with_name("worker_daemons.py")
@@ -64,6 +65,7 @@ class SparkServer:
             "spark.sql.session.timeZone": "Asia/Kolkata",
             "spark.local.dir": str(self._folder),
             "spark.sql.warehouse.dir": str(self._folder / "warehouse"),
+            **lake_conf({}, postgres=True),
         }
         command = [
             str(Path(package.origin).parent / "bin" / "spark-submit"),

@@ -13,6 +13,7 @@ import pytest
 from psycopg import sql
 
 from conftest import MakeDatabase
+from tidegate.lake.jars import lake_conf
 from tidegate.project import Project
 from tidegate.settings import SparkSettings
 from tidegate.spark.session import SparkSessions
@@ -23,7 +24,12 @@ Rows = list[tuple[Any, ...]]
 @pytest.fixture(scope="session")
 def warm_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSessions]:
     """The Spark of this test process; it starts with the first test that moves rows."""
-    sessions = SparkSessions(SparkSettings(master="local[2]"), tmp_path_factory.mktemp("spark"))
+    sessions = SparkSessions(
+        SparkSettings(master="local[2]"),
+        tmp_path_factory.mktemp("spark"),
+        # There is one Spark for all tests, and some of them have a lake.
+        lambda: lake_conf({}, postgres=True),
+    )
     yield sessions
     sessions.stop()
 
