@@ -88,8 +88,9 @@ def test_the_flag_is_staged_last_and_no_column_of_the_target(database: Database)
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("newest", [False, True])
 def test_what_a_deleted_row_holds_beside_its_key_need_not_fit_the_target(
-    database: Database, mode: Mode
+    database: Database, mode: Mode, newest: bool
 ) -> None:
     database.execute("CREATE TYPE mood AS ENUM ('sad', 'glad')")
     columns = (
@@ -100,7 +101,8 @@ def test_what_a_deleted_row_holds_beside_its_key_need_not_fit_the_target(
     )
     harness = PostgresHarness(database, replace(SHAPE, columns=columns), Rules(mode=mode))
     load(harness, ("1", "1.5", "sad", "1", False), ("2", "2.5", "glad", "1", False))
-    load(harness, ("1", "no number", "angry", None, True), ("02", None, "", None, True))
+    gone = (("1", "no number", "angry", None, True), ("02", None, "", None, True))
+    load(harness, *gone, newest=newest)
     assert harness.rows() == []
     with pytest.raises(DriftRefused, match="angry"):
         load(harness, ("1", "1", "angry", "2", False))
