@@ -11,8 +11,9 @@ from uuid import uuid4
 from psycopg import sql
 
 from integration.conftest import Database
-from integration.destination_conformance import Row
-from tidegate.destinations.postgres import PostgresDestination, Publication
+from integration.destination_conformance import MakeHarness, Row
+from tidegate.destinations.postgres import PostgresDestination
+from tidegate.destinations.publication import Publication
 from tidegate.destinations.target import physical_table
 from tidegate.ledger.fences import Fence
 from tidegate.ledger.ledger import Ledger
@@ -21,7 +22,7 @@ from tidegate.model.cursor import CursorType
 from tidegate.model.identity import new_attempt_id
 from tidegate.model.load import Published, StagedWrite
 from tidegate.model.relation import Relation
-from tidegate.model.rules import Duplicates, Rules
+from tidegate.model.rules import Duplicates, Mode, Rules
 from tidegate.model.shape import Shape, StagedColumn
 from tidegate.model.staging import new_write_id
 from tidegate.model.watermark import Watermark
@@ -33,10 +34,31 @@ def open_session(conninfo: str, application: str = "tidegate") -> Connection:
     return connect(conninfo, name="the destination", application=application)
 
 
-def make_shape(columns: str, key: str, cursor: str | None, *, unique: bool) -> Shape:
+def make_shape(
+    columns: str, key: str, cursor: str | None, *, unique: bool, deletes: bool = False
+) -> Shape:
     pairs = [part.split(maxsplit=1) for part in columns.split(", ")]
     staged = tuple(StagedColumn(name, kind, kind) for name, kind in pairs)
-    return Shape(staged, tuple(key.split(", ")) if key else (), cursor, unique)
+    deleted = "is gone" if deletes else None
+    return Shape(staged, tuple(key.split(", ")) if key else (), cursor, unique, deleted)
+
+
+def maker(database: Database, mode: Mode, *, keyless: bool = False) -> MakeHarness:
+    """A maker of targets that are loaded in one mode."""
+
+    def make(
+        columns: str = "id integer, name text, c bigint",
+        key: str = "id",
+        cursor: str | None = "c",
+        *,
+        unique: bool = True,
+        deletes: bool = False,
+    ) -> PostgresHarness:
+        key, unique = ("", False) if keyless else (key, unique)
+        shape = make_shape(columns, key, cursor, unique=unique, deletes=deletes)
+        return PostgresHarness(database, shape, Rules(mode=mode))
+
+    return make
 
 
 class PostgresHarness:
@@ -76,15 +98,18 @@ class PostgresHarness:
         self.destination.raise_fence(fence)
         return fence
 
-    def stage(self, fence: Fence, *parts: Sequence[Row]) -> tuple[StagedWrite, ...]:
-        place = StagingPlace(
+    def place(self, fence: Fence) -> StagingPlace:
+        """Where an attempt stages its rows."""
+        return StagingPlace(
             self.database.conninfo,
             "tidegate",
             fence.control_id,
             fence.attempt_id,
-            tuple((column.name, column.staged_type) for column in self.shape.columns),
+            self.shape.staged,
         )
-        writes = []
+
+    def stage(self, fence: Fence, *parts: Sequence[Row]) -> tuple[StagedWrite, ...]:
+        place, writes = self.place(fence), []
         with self.database.connect() as session:
             for rows in parts:
                 write_id = new_write_id()

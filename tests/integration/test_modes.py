@@ -11,23 +11,13 @@ from integration.destination_conformance import (
     MergeConformance,
     load,
 )
-from integration.postgres_harness import PostgresHarness, make_shape
+from integration.postgres_harness import PostgresHarness, make_shape, maker
 from tidegate.destinations.drop import drop_target
 from tidegate.errors import ChecksFailed, DeclarationError, DestinationError, LoadError
 from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.rules import Check, Mode, Rules
 
 COLUMNS = "id integer, name text, c bigint"
-
-
-def maker(database: Database, mode: Mode, *, keyless: bool = False) -> MakeHarness:
-    def make(
-        columns: str = COLUMNS, key: str = "id", cursor: str | None = "c", *, unique: bool = True
-    ) -> PostgresHarness:
-        shape = make_shape(columns, "" if keyless else key, cursor, unique=unique and not keyless)
-        return PostgresHarness(database, shape, Rules(mode=mode))
-
-    return make
 
 
 def made(database: Database, mode: Mode, *, keyless: bool = False) -> PostgresHarness:

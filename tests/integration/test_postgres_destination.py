@@ -9,25 +9,16 @@ import pytest
 
 from integration.conftest import Database
 from integration.destination_conformance import MakeHarness, MergeConformance, load
-from integration.postgres_harness import PostgresHarness, make_shape
+from integration.postgres_harness import PostgresHarness, make_shape, maker
 from tidegate.errors import DestinationError, FenceLost, LoadError, TargetGone
 from tidegate.model.batch import Batch, BatchKind
-from tidegate.model.rules import Rules
+from tidegate.model.rules import Mode, Rules
 from tidegate.model.shape import Shape, StagedColumn
 
 
 @pytest.fixture
 def make_harness(database: Database) -> MakeHarness:
-    def make(
-        columns: str = "id integer, name text, c bigint",
-        key: str = "id",
-        cursor: str | None = "c",
-        *,
-        unique: bool = True,
-    ) -> PostgresHarness:
-        return PostgresHarness(database, make_shape(columns, key, cursor, unique=unique))
-
-    return make
+    return maker(database, Mode.MERGE)
 
 
 class TestMerge(MergeConformance):

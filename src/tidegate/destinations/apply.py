@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from tidegate.destinations import append, merge
+from tidegate.destinations import append, deletes, merge
 from tidegate.destinations.target import physical_table
 from tidegate.model.relation import Relation
 from tidegate.model.rules import Mode, Rules
@@ -22,6 +22,8 @@ class Applied:
 
     changed: int
     first: bool
+    emptied: bool = False
+    """it has none after a batch that carried deletes"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +57,18 @@ class Application:
         for step in self.steps(first=first):
             rows = connection.execute(step.statement).rowcount
             changed += rows if step.counts else 0
-        return Applied(changed, first=first and self.rows is not None)
+        if self.rows is None:
+            return Applied(changed, first=False)
+        emptied = self.shape.deleted is not None and is_empty(connection, qualified(self.table))
+        return Applied(changed, first=first, emptied=emptied)
 
     def steps(self, *, first: bool) -> list[Step]:
         """The statements, in order, for a target that has rows or is at its first."""
         shape, rows = self.shape, self.rows
         if rows is None:
             return [self._clear(counts=True)] if self.full and not first else []
-        insert = Step(merge.insert_statement(self.table, rows, shape))
+        kept = deletes.kept_rows(rows, shape)
+        insert = Step(merge.insert_statement(self.table, kept, shape))
         if self.rules.mode is Mode.APPEND:
             put = insert
             if shape.key:
@@ -72,14 +78,18 @@ class Application:
             return [insert]
         if not shape.key:
             return [self._clear(), insert]
-        gone = Step(merge.delete_others_statement(self.table, rows, shape))
-        others = [gone] if self.full else []
+        gone: list[Step] = []
+        if self.full:
+            gone.append(Step(merge.delete_others_statement(self.table, rows, shape)))
+        if shape.deleted is not None:
+            keys = deletes.gone_keys(rows, shape)
+            gone.append(Step(merge.delete_same_statement(self.table, keys, shape)))
         if self.rules.mode is Mode.DELETE_INSERT:
-            same = Step(merge.delete_same_statement(self.table, rows, shape), counts=False)
-            return [*others, same, insert]
+            same = Step(merge.delete_same_statement(self.table, kept, shape), counts=False)
+            return [*gone, same, insert]
         newest_wins = not self.full
-        upsert = merge.merge_statement(self.table, rows, shape, newest_wins=newest_wins)
-        return [*others, Step(upsert)]
+        upsert = merge.merge_statement(self.table, kept, shape, newest_wins=newest_wins)
+        return [*gone, Step(upsert)]
 
     def _clear(self, *, counts: bool = False) -> Step:
         return Step(sql.SQL("DELETE FROM {}").format(qualified(self.table)), counts=counts)

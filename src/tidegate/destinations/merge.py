@@ -6,35 +6,55 @@ from collections.abc import Sequence
 
 from psycopg import sql
 
+from tidegate.destinations import deletes
 from tidegate.model.load import StagedWrite
 from tidegate.model.relation import Relation
-from tidegate.model.shape import Shape
+from tidegate.model.shape import Shape, StagedColumn
 from tidegate.postgres.identifiers import column_list, qualified
 
 
 def staged_rows(tables: Sequence[sql.Identifier], shape: Shape, *, cast: bool) -> sql.Composed:
     """All staged rows as one relation, in the target's types when `cast`."""
-    columns = sql.SQL(", ").join(
-        sql.SQL("{}::{} AS {}").format(
-            sql.Identifier(column.name), sql.SQL(column.target_type), sql.Identifier(column.name)
-        )
+    columns: list[sql.Composable] = [
+        _cast(column, shape)
         if cast and column.staged_type != column.target_type
         else sql.Identifier(column.name)
         for column in shape.columns
-    )
+    ]
+    if shape.deleted is not None:
+        columns.append(sql.Identifier(shape.deleted))
     return sql.SQL(" UNION ALL ").join(
-        sql.SQL("SELECT {} FROM {}").format(columns, table) for table in tables
+        sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(columns), table) for table in tables
     )
+
+
+def _cast(column: StagedColumn, shape: Shape) -> sql.Composed:
+    name = sql.Identifier(column.name)
+    value = sql.SQL("{}::{}").format(name, sql.SQL(column.target_type))
+    if shape.deleted is not None and column.name not in (*shape.key, shape.cursor):
+        # What a deleted row holds there need not be a value of the target's type.
+        value = sql.SQL("CASE WHEN {} THEN NULL ELSE {} END").format(deletes.is_gone(shape), value)
+    return sql.SQL("{} AS {}").format(value, name)
 
 
 def newest_rows(rows: sql.Composable, shape: Shape) -> sql.Composed:
-    """One row per key, in a total order: the highest cursor, then the highest content."""
+    """One row per key, in a total order: the highest cursor, then the highest content.
+
+    A deleted row without a cursor is the newest of its key, and of two with one cursor the deleted.
+    """
     order: list[sql.Composable] = [sql.Identifier(name) for name in shape.key]
     if shape.cursor is not None:
-        order.append(sql.SQL("{} DESC NULLS LAST").format(sql.Identifier(shape.cursor)))
+        cursor = sql.Identifier(shape.cursor)
+        if shape.deleted is not None:
+            gone = deletes.is_gone(shape)
+            order.append(sql.SQL("({} AND {} IS NULL) DESC").format(gone, cursor))
+        order.append(sql.SQL("{} DESC NULLS LAST").format(cursor))
+    if shape.deleted is not None:
+        order.append(sql.SQL("({}) DESC").format(deletes.is_gone(shape)))
     order.append(sql.SQL('ROW({})::text COLLATE "C" DESC').format(column_list(shape.names)))
+    names = column_list(name for name, _ in shape.staged)
     return sql.SQL("SELECT DISTINCT ON ({}) {} FROM ({}) d ORDER BY {}").format(
-        column_list(shape.key), column_list(shape.names), rows, sql.SQL(", ").join(order)
+        column_list(shape.key), names, rows, sql.SQL(", ").join(order)
     )
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
-from tidegate.destinations import merge
+from tidegate.destinations import deletes, merge
 from tidegate.destinations.apply import Application, Applied
 from tidegate.destinations.drift import find_evolution
 from tidegate.destinations.enums import refuse_unknown_values
@@ -160,7 +160,8 @@ class PostgresDestination:
             self._check_counts(connection, writes, fence)
             rows = merge.staged_rows(self._tables(writes, fence), shape, cast=False)
             fitted = fit_shape(connection, physical_table(self.relation, shape, rules), shape)
-            refuse_unknown_values(connection, self.relation, rows, fitted)
+            kept = deletes.kept_rows(rows, shape)
+            refuse_unknown_values(connection, self.relation, kept, fitted)
             if not shape.key:
                 return
             missing = connection.execute(merge.null_key_statement(rows, shape)).fetchone()
@@ -172,7 +173,7 @@ class PostgresDestination:
                 )
             # Two rows with one key are two versions where all versions are kept.
             tolerated = rules.duplicates is Duplicates.NEWEST or rules.mode is Mode.APPEND
-            if shape.key_is_unique or tolerated:
+            if tolerated or not shape.may_repeat_keys:
                 return
             twice = connection.execute(merge.duplicate_key_statement(rows, shape)).fetchone()
             if twice:
@@ -184,6 +185,8 @@ class PostgresDestination:
 
     def publish(self, publication: Publication) -> Published:
         """Rows, marker and watermark in one commit; a lost answer is resolved, never assumed."""
+        full = publication.batch.kind is BatchKind.FULL
+        deletes.refuse_deletes(self.relation, publication.shape, publication.rules, full=full)
         deadline = time.monotonic() + _RESOLVE_SECONDS
         while True:
             try:
@@ -238,7 +241,9 @@ class PostgresDestination:
                 reach("publish.applied")
                 # 5.
                 if publication.watermark is not None:
-                    self._move(connection, publication, publication.watermark, rows - rejected)
+                    self._move(
+                        connection, publication, publication.watermark, rows - rejected, applied
+                    )
                 reach("publish.moved")
             reach("publish.committed")
             if applied.first:
@@ -254,12 +259,22 @@ class PostgresDestination:
             return Published(rows, applied.changed, rejected=rejected)
 
     def _move(
-        self, connection: Connection, publication: Publication, before: Watermark, rows: int
+        self,
+        connection: Connection,
+        publication: Publication,
+        before: Watermark,
+        rows: int,
+        applied: Applied,
     ) -> None:
+        after = before.after(publication.batch, rows, publication.update_id)
+        if applied.emptied and not (applied.first and before.rows_synced):
+            # Deletes took the last row: none is recorded, lest the next load finds them missing.
+            after = replace(after, rows_synced=0)
         Watermarks(self.ledger).move(
             connection,
             before,
-            before.after(publication.batch, rows, publication.update_id),
+            after,
+            rows=rows,
             cursor_type=publication.cursor_type,
             fence=publication.fence.token,
             attempt_id=publication.fence.attempt_id,
@@ -295,7 +310,7 @@ class PostgresDestination:
         if writes:
             rows = merge.staged_rows(self._tables(writes, publication.fence), shape, cast=True)
             newest = rules.duplicates is Duplicates.NEWEST and rules.mode is not Mode.APPEND
-            if newest and shape.key and not shape.key_is_unique:
+            if newest and shape.may_repeat_keys:
                 rows = merge.newest_rows(rows, shape)
             if rules.checks:
                 rejected = set_aside(
@@ -305,10 +320,10 @@ class PostgresDestination:
                     shape,
                     rules,
                     publication.update_id,
-                    total,
+                    total - deletes.count_gone(connection, rows, shape),
                     full=full,
                 )
-                rows = passing_rows(rows, rules)
+                rows = passing_rows(rows, shape, rules)
         application = Application(
             relation=self.relation,
             rows=rows,

@@ -8,6 +8,7 @@ import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
+from tidegate.destinations.deletes import is_gone
 from tidegate.errors import ChecksFailed, DeclarationError
 from tidegate.model.relation import MAX_NAME_BYTES, Relation
 from tidegate.model.rules import Check, Rules
@@ -76,14 +77,15 @@ def check_conditions(connection: Connection, shape: Shape, checks: Sequence[Chec
             ) from None
 
 
-def passing_rows(rows: sql.Composable, rules: Rules) -> sql.Composed:
-    """The rows that meet every check."""
-    return sql.SQL("SELECT * FROM ({}) c WHERE {}").format(
-        rows,
-        sql.SQL(" AND ").join(
-            sql.SQL("{} IS NOT FALSE").format(condition(check.condition)) for check in rules.checks
-        ),
+def passing_rows(rows: sql.Composable, shape: Shape, rules: Rules) -> sql.Composed:
+    """The rows that meet every check, and those that say what is gone."""
+    met = sql.SQL(" AND ").join(
+        sql.SQL("{} IS NOT FALSE").format(condition(check.condition)) for check in rules.checks
     )
+    if shape.deleted is not None:
+        # Only CASE keeps a condition from being evaluated over values that mean nothing.
+        met = sql.SQL("CASE WHEN {} THEN true ELSE {} END").format(is_gone(shape), met)
+    return sql.SQL("SELECT * FROM ({}) c WHERE {}").format(rows, met)
 
 
 def set_aside(
@@ -115,6 +117,8 @@ def set_aside(
             for check in rules.checks
         )
     )
+    if shape.deleted is not None:
+        failed = sql.SQL("CASE WHEN {} THEN '{{}}' ELSE {} END").format(is_gone(shape), failed)
     rejected = connection.execute(
         sql.SQL(
             "INSERT INTO {table} (update_id, failed, key, row)"

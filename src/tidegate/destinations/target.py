@@ -8,6 +8,7 @@ from psycopg import sql
 
 from tidegate.destinations import append
 from tidegate.destinations.create import create_table, create_versions
+from tidegate.destinations.deletes import refuse_deletes
 from tidegate.destinations.quarantine import check_conditions, ensure_rejected
 from tidegate.destinations.widening import accepts
 from tidegate.errors import DestinationError, TargetGone
@@ -42,6 +43,7 @@ def check_existing(
     evolved: Table | None = None,
 ) -> bool:
     """Whether the target is there; refuses one that cannot take the rows, once it is `evolved`."""
+    refuse_deletes(relation, shape, rules)
     check_conditions(connection, shape, rules.checks)
     table = relation
     if is_versioned(shape, rules):

@@ -88,8 +88,12 @@ class Watermarks:
         moved_by: str,
         reason: str,
         declaration: Mapping[str, Any] | None = None,
+        rows: int | None = None,
     ) -> None:
-        """Compare-and-set inside the load's transaction; never down."""
+        """Compare-and-set inside the load's transaction; never down.
+
+        The log tells how many more rows are recorded, or `rows` where that is not the same.
+        """
         position = None if after.position is None else Jsonb(list(after.position))
         moved = connection.execute(
             self._statement("move_state", cursor_type),
@@ -116,7 +120,7 @@ class Watermarks:
             connection,
             before,
             after,
-            rows=after.rows_synced - before.rows_synced,
+            rows=after.rows_synced - before.rows_synced if rows is None else rows,
             attempt_id=attempt_id,
             fence=fence,
             moved_by=moved_by,

@@ -358,10 +358,10 @@ def _publish_statement(
         shape = fit_shape(connection, physical_table(relation, shape, rules), shape)
     staging = sql.Identifier(context.settings.ledger.schema_name, "stg_…")
     rows: sql.Composable = merge.staged_rows([staging], shape, cast=True)
-    if sync.duplicates is Duplicates.NEWEST and shape.key and not shape.key_is_unique:
+    if sync.duplicates is Duplicates.NEWEST and shape.may_repeat_keys:
         rows = merge.newest_rows(rows, shape)
     if rules.checks:
-        rows = passing_rows(rows, rules)
+        rows = passing_rows(rows, shape, rules)
     full = batch is not None and batch.kind is BatchKind.FULL
     application = Application(relation, rows, shape, rules, "…", full)
     steps = application.steps(first=not target.rows_present)

@@ -196,7 +196,7 @@ def staging_place(
         schema=context.settings.ledger.schema_name,
         control_id=context.control_id(),
         attempt_id=attempt_id,
-        columns=tuple((column.name, column.staged_type) for column in shape.columns),
+        columns=shape.staged,
     )
 
 
