@@ -63,6 +63,9 @@ def sync(
     checks: Mapping[str, str] | None = None,
     reject_limit: float | str | None = None,
     drift: str | None = None,
+    partition_by: str | Sequence[str] | None = None,
+    sort_by: str | Sequence[str] | None = None,
+    table_properties: Mapping[str, str] | None = None,
 ) -> Callable[[Transform], Transform]:
     """Declare a sync whose rows pass through the decorated function; its name is the sync's.
 

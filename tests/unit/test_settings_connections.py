@@ -42,7 +42,11 @@ b = { uri = "y" }
     )
     settings = load(toml, profile="p")
     assert settings.connection("a").embedded_database == "tidegate"
-    assert settings.connection("b").options == {"uri": "y", "warehouse": "w"}
+    assert settings.connection("b").options == {
+        "uri": "y",
+        "warehouse": "w",
+        "catalog": "rest",
+    }
 
 
 def test_connections_are_resolved_one_by_one(load: Load) -> None:
@@ -82,7 +86,31 @@ def test_an_iceberg_connection_passes_its_options_through(load: Load) -> None:
     toml = BASE + '[connections.lake]\ntype = "iceberg"\nuri = "${U}"\ns3.path-style = true\n'
     lake = load(toml, {"U": "x"}).connection("lake")
     assert (lake.type, lake.url, lake.embedded_database) == ("iceberg", None, None)
-    assert lake.options == {"uri": "x", "s3.path-style": True}
+    assert lake.options == {"uri": "x", "s3.path-style": "true", "catalog": "rest"}
+
+
+@pytest.mark.parametrize(
+    ("options", "catalog"),
+    [
+        ("", None),
+        ('warehouse = "s3://lake"', None),
+        ('uri = "https://c"', "rest"),
+        ('uri = "thrift://c:9083"', "hive"),
+        ('uri = "jdbc:postgresql://c/db"', "jdbc"),
+        ('uri = "https://c"\ncatalog = "nessie"', "nessie"),
+    ],
+)
+def test_the_address_of_a_catalog_tells_its_kind_where_nothing_else_does(
+    load: Load, options: str, catalog: str | None
+) -> None:
+    lake = load(BASE + f'[connections.lake]\ntype = "iceberg"\n{options}\n').connection("lake")
+    assert lake.options.get("catalog") == catalog
+
+
+@pytest.mark.parametrize("value", ['""', "[1]"])
+def test_an_option_of_a_lake_is_text_or_a_number(load: Load, value: str) -> None:
+    with pytest.raises(SettingsError, match=r"connections\.lake\.uri has a wrong value"):
+        load(BASE + f'[connections.lake]\ntype = "iceberg"\nuri = {value}\n')
 
 
 def test_control_is_a_connection_of_its_own(load: Load) -> None:

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from tidegate.destinations.lake_healing import Healing, move_of, record
 from tidegate.destinations.lake_rows import LakeRows
-from tidegate.destinations.lake_target import LakeLayout, check_present, ensure_target
+from tidegate.destinations.lake_target import check_present, ensure_target
 from tidegate.destinations.publication import Publication
 from tidegate.errors import (
     CommitUnknown,
@@ -44,6 +44,7 @@ from tidegate.ledger.staged_folders import StagedFolder, StagedFolders
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.drift import record_columns
 from tidegate.model.lake import LakeTable, Seen, branch_name
+from tidegate.model.layout import Layout
 from tidegate.model.load import Published, StagedWrite
 from tidegate.model.relation import Relation
 from tidegate.model.rules import Duplicates, Mode, Rules
@@ -75,7 +76,7 @@ class LakeDestination:
     lease: Callable[[], AbstractContextManager[Connection]]
     lock_timeout_seconds: float = 10.0
     project: str = ""
-    layout: LakeLayout = field(default_factory=LakeLayout)
+    layout: Layout = field(default_factory=Layout)
 
     @property
     def fences(self) -> Fences:

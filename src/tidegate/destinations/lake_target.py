@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 
 from tidegate.errors import DriftRefused, TargetGone
 from tidegate.lake import statements
+from tidegate.lake.catalog import backticked
 from tidegate.lake.session import LakeSession
 from tidegate.model.identity import sync_of
 from tidegate.model.lake import Field, LakeTable
+from tidegate.model.layout import Layout
 from tidegate.model.relation import Relation
 from tidegate.model.rules import Drift, Rules
 from tidegate.model.shape import Shape
@@ -26,15 +27,6 @@ DEFAULTS = {
 }
 _WIDER = {("int", "bigint"), ("float", "double")}
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)\Z")
-
-
-@dataclass(frozen=True, slots=True)
-class LakeLayout:
-    """How a table's files are laid out when it is made."""
-
-    partition_by: tuple[str, ...] = ()
-    sort_by: tuple[str, ...] = ()
-    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_present(
@@ -62,7 +54,7 @@ def ensure_target(
     relation: Relation,
     shape: Shape,
     rules: Rules,
-    layout: LakeLayout,
+    layout: Layout,
 ) -> tuple[str, ...]:
     """Make the table, or let it follow the rows; returns what the user should know."""
     if table is None:
@@ -74,12 +66,13 @@ def ensure_target(
                     session.catalog,
                     relation,
                     columns,
-                    partition_by=layout.partition_by,
+                    partition_by=[term.render(backticked) for term in layout.partition_by],
                     properties={**DEFAULTS, **layout.properties},
                 )
             )
             if layout.sort_by:
-                session.run(statements.order_table(session.catalog, relation, layout.sort_by))
+                order = [one.render(backticked) for one in layout.sort_by]
+                session.run(statements.order_table(session.catalog, relation, order))
         return ()
     added, widened = find_changes(table, shape)
     if not added and not widened:

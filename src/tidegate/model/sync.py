@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tidegate.errors import TidegateError
 from tidegate.model.cursor import NullPolicy
 from tidegate.model.identity import pipeline_name
+from tidegate.model.layout import Layout
 from tidegate.model.relation import Endpoint
 from tidegate.model.rules import Check, Drift, Duplicates, Mode, Rules
 
@@ -42,6 +43,10 @@ class Sync:
     checks: tuple[Check, ...] = ()
     reject_limit: float = 0.05
     drift: Drift = Drift.EVOLVE
+    layout: Layout = field(default_factory=Layout)
+    lake_source: bool = False
+    lake_target: bool = False
+    """whether the target is a table of a lake, as opposed to one of a database"""
     transform: Callable[[Any], Any] | None = None
     group: str | None = None
     """the group that it is one table of"""

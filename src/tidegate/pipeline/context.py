@@ -11,12 +11,12 @@ from uuid import UUID
 from tidegate.control.plane import ControlPlane
 from tidegate.destinations.destination import Destination
 from tidegate.destinations.lake import LakeDestination
-from tidegate.destinations.lake_target import LakeLayout
 from tidegate.destinations.postgres import PostgresDestination
 from tidegate.lake.catalog import Catalog, catalog_digest
 from tidegate.lake.jars import lake_conf
 from tidegate.ledger.ledger import Ledger
 from tidegate.model.lake import EMBEDDED, ledger_schema
+from tidegate.model.layout import Layout
 from tidegate.model.relation import Endpoint
 from tidegate.postgres.connect import Connection
 from tidegate.postgres.databases import CONTROL, Databases
@@ -58,7 +58,7 @@ class Context:
 
     def is_lake(self, connection_name: str) -> bool:
         """Whether a connection leads to an Iceberg catalog, as opposed to a database."""
-        return self.settings.connection(connection_name).type == "iceberg"
+        return self.settings.is_lake(connection_name)
 
     def ledger(self, connection_name: str) -> Ledger:
         """The ledger of a connection; that of a lake lies in the control database."""
@@ -89,7 +89,7 @@ class Context:
             lease=partial(self.databases.lease, CONTROL),
         )
 
-    def destination(self, target: Endpoint, layout: LakeLayout | None = None) -> Destination:
+    def destination(self, target: Endpoint, layout: Layout | None = None) -> Destination:
         """Where rows go, whatever it is."""
         if not self.is_lake(target.connection):
             return self.postgres_destination(target)
@@ -102,7 +102,7 @@ class Context:
             lease=partial(self.databases.lease, CONTROL),
             lock_timeout_seconds=self.settings.worker.lock_timeout_seconds,
             project=self.settings.project.name,
-            layout=layout or LakeLayout(),
+            layout=layout or Layout(),
         )
 
     def postgres_destination(self, target: Endpoint) -> PostgresDestination:

@@ -12,7 +12,7 @@ from tidegate.errors import DeclarationError, SourceError
 from tidegate.model.column import Column, RelationKind, Table
 from tidegate.model.cursor import CursorType, NullPolicy
 from tidegate.model.relation import MAX_NAME_BYTES, Relation
-from tidegate.model.rules import Duplicates, Mode
+from tidegate.model.rules import Duplicates, Mode, Rules
 from tidegate.model.shape import Shape, StagedColumn
 from tidegate.model.sync import Sync
 from tidegate.pipeline.privileges import check_readable
@@ -39,6 +39,7 @@ def resolve_source(connection: Connection, sync: Sync) -> PostgresSource:
     key = _resolve_key(table, sync)
     cursor = _resolve_cursor(connection, table, sync)
     _check_loaded(sync, columns, key)
+    _check_layout(sync, columns)
     source = PostgresSource(
         table=table,
         columns=columns,
@@ -117,10 +118,52 @@ def _check_supported(sync: Sync) -> None:
             f'sync {sync.name}: changes = "{sync.changes}" is not available yet',
             'use changes = "cursor"',
         )
+    if sync.lake_target:
+        refuse_in_lake(sync.rules, sync.key, f"sync {sync.name}")
+    elif not sync.layout.is_plain:
+        raise DeclarationError(
+            f"sync {sync.name}: partition_by, sort_by and table_properties are for tables of a "
+            f"lake, and {sync.target} is none",
+            "remove them, or create the table yourself as it shall be",
+        )
     if sync.source == sync.target:
         raise DeclarationError(
             f"sync {sync.name}: source and target are the same table", "choose another target"
         )
+
+
+def refuse_in_lake(rules: Rules, key: tuple[str, ...] | None, what: str) -> None:
+    """Refuse what cannot be one commit in a lake, with the way out."""
+    if rules.mode is Mode.APPEND and key:
+        raise DeclarationError(
+            f"{what}: append with a key keeps every version of a row, which a lake does in its "
+            "snapshots",
+            'use mode = "merge", or leave the key out to append every row',
+        )
+    for name, given in (("before_sql", rules.before_sql), ("after_sql", rules.after_sql)):
+        if given:
+            raise DeclarationError(
+                f"{what}: {name} cannot be part of a commit to a lake",
+                "remove it, or load into Postgres",
+            )
+    if rules.checks:
+        raise DeclarationError(
+            f"{what}: rows that fail their checks are set aside in the same commit, and a lake "
+            "commits one table at a time",
+            "filter them in a transformation or with where, or load into Postgres",
+        )
+
+
+def _check_layout(sync: Sync, columns: tuple[Column, ...]) -> None:
+    if sync.transform is not None:
+        return
+    names = [column.name for column in columns]
+    for name in sync.layout.columns:
+        if name not in names:
+            raise DeclarationError(
+                f"sync {sync.name}: partition_by or sort_by names {name}, which is not loaded",
+                nearest(name, names),
+            )
 
 
 def _check_append(sync: Sync, source: PostgresSource) -> None:

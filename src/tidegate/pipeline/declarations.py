@@ -9,6 +9,7 @@ from tidegate.declare import Declared, Transform, collect
 from tidegate.errors import DeclarationError
 from tidegate.model.cursor import NullPolicy
 from tidegate.model.group import Group
+from tidegate.model.layout import Layout
 from tidegate.model.relation import Endpoint, Relation
 from tidegate.model.rules import Check, Drift, Duplicates, Mode
 from tidegate.model.sync import Sync
@@ -60,9 +61,6 @@ def _make_sync(
         if values.query is None
         else Endpoint(values.source, Relation("(query)", name))
     )
-    for endpoint in (source, target):
-        if endpoint.connection not in settings.connections:
-            settings.connection(endpoint.connection)
     return Sync(
         project=settings.project.name,
         name=name,
@@ -89,5 +87,8 @@ def _make_sync(
         checks=tuple(Check(*one) for one in values.checks.items()),
         reject_limit=values.reject_limit,
         drift=Drift(values.drift),
+        layout=Layout.parse(values.partition_by, values.sort_by, values.table_properties),
+        lake_source=settings.is_lake(source.connection),
+        lake_target=settings.is_lake(target.connection),
         transform=transform,
     )

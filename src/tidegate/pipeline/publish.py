@@ -15,7 +15,7 @@ from tidegate.model.publish import Publish, PublishReport
 from tidegate.model.rules import Mode
 from tidegate.model.shape import Shape, StagedColumn
 from tidegate.pipeline.context import Context
-from tidegate.pipeline.declaration import nearest
+from tidegate.pipeline.declaration import nearest, refuse_in_lake
 from tidegate.pipeline.lake_frames import lake_frame_shape
 from tidegate.pipeline.load import stage_and_publish
 from tidegate.pipeline.stage import Staged, stage_rows
@@ -118,6 +118,7 @@ def frame_shape(frame: DataFrame, publish: Publish, destination: Destination) ->
 
 def _lake_frame_shape(frame: DataFrame, publish: Publish, what: str) -> Shape:
     mode = publish.rules.mode
+    refuse_in_lake(publish.rules, publish.key, f"publish into {publish.target}")
     if publish.key is None and mode not in (Mode.APPEND, Mode.REPLACE):
         raise DeclarationError(
             f"{publish.target} is a table of a lake, which has no primary key, and {mode} needs a "

@@ -93,7 +93,7 @@ class Runner:
             claimed = claim_table(
                 self._context,
                 control,
-                self._context.destination(sync.target),
+                self._context.destination(sync.target, sync.layout),
                 sync.target,
                 sync_request(self._context, sync, options),
                 self._heartbeat,
@@ -131,7 +131,7 @@ class Runner:
         *,
         retries: bool = False,
     ) -> RunReport:
-        destination = self._context.destination(sync.target)
+        destination = self._context.destination(sync.target, sync.layout)
         destination.sweep(lambda: self._jobs.live_attempts(control))
         outcome = SyncOutcome()
         records = JobRecords(self._context.plane)

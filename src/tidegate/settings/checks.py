@@ -211,6 +211,15 @@ def _conf(value: object) -> dict[str, str]:
     }
 
 
+def _table_properties(value: object) -> dict[str, str]:
+    try:
+        return _conf(value)
+    except ValueError:
+        raise ValueError(
+            'a table of Iceberg\'s table properties, such as { "write.format.default" = "orc" }'
+        ) from None
+
+
 def _blank_is_none(value: object) -> object:
     return None if isinstance(value, str) and not value.strip() else value
 
@@ -239,6 +248,7 @@ Lookback = Annotated[str | int, BeforeValidator(_lookback)]
 Columns = Annotated[tuple[str, ...], BeforeValidator(_key)]
 TimeZone = Annotated[str, BeforeValidator(_timezone)]
 SparkConf = Annotated[dict[str, str], BeforeValidator(_conf)]
+TableProperties = Annotated[dict[str, str], BeforeValidator(_table_properties)]
 TextOrNone = Annotated[str | None, BeforeValidator(_blank_is_none)]
 Remote = Annotated[str | None, BeforeValidator(_remote)]
 Attempts = Annotated[int, BeforeValidator(_whole(1, 1_000))]

@@ -80,6 +80,10 @@ class Connections(Mapping[str, ConnectionSettings]):
     def __repr__(self) -> str:
         return f"Connections({', '.join(self._raw)})"
 
+    def is_lake(self, name: str) -> bool:
+        value = self._raw[name]
+        return isinstance(value, Mapping) and value.get("type") == "iceberg"
+
     def problems(self) -> list[Problem]:
         """Return what is wrong whatever the variables hold; the rest waits until used."""
         found: list[Problem] = []
@@ -123,8 +127,7 @@ class Connections(Mapping[str, ConnectionSettings]):
             return None
         kind = value.get("type", "postgres" if "url" in value else None)
         if kind == "iceberg":
-            options = {option: v for option, v in value.items() if option != "type"}
-            return ConnectionSettings(name=name, type="iceberg", options=options)
+            return self._iceberg(name, key, value, problems)
         if kind != "postgres":
             where = (*key, "type")
             expected = 'type = "postgres" with a url, or type = "iceberg"'
@@ -140,6 +143,27 @@ class Connections(Mapping[str, ConnectionSettings]):
             return self._postgres(name, where, value["url"], problems)
         problems.append(Problem(where, f"{self._origin(where).place(where)} is missing"))
         return None
+
+    def _iceberg(
+        self, name: str, key: Key, value: Mapping[str, Any], problems: list[Problem]
+    ) -> ConnectionSettings | None:
+        """Every option but `type` and `catalog` is Iceberg's own, and handed on as text.
+
+        Where only an address is given, it tells the kind of catalog.
+        """
+        options: dict[str, str] = {}
+        for option, given in _flat(value):
+            if option == "type":
+                continue
+            if not isinstance(given, str | int | float) or given == "":
+                where = (*key, option)
+                problems.append(wrong_value(self._origin(where), where, given, "text or a number"))
+                continue
+            options[option] = str(given).lower() if isinstance(given, bool) else str(given)
+        if "catalog" not in options and "uri" in options:
+            scheme = options["uri"].partition(":")[0]
+            options["catalog"] = {"thrift": "hive", "jdbc": "jdbc"}.get(scheme, "rest")
+        return ConnectionSettings(name=name, type="iceberg", options=options)
 
     def _postgres(
         self, name: str, key: Key, value: Any, problems: list[Problem]
@@ -172,6 +196,15 @@ def unknown_connection(name: str, known: Mapping[str, Any]) -> tuple[str, str]:
     message = f'there is no connection "{name}"' + (near if near.endswith("?") else "")
     declared = ", ".join(sorted(known)) or "none"
     return message, f"[connections] in tidegate.toml declares: {declared}"
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """`s3.endpoint = …` is a table in a table for TOML, and one option for Iceberg."""
+    for name, given in value.items():
+        if isinstance(given, Mapping):
+            yield from _flat(given, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", given
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -188,6 +188,9 @@ class SyncSettings(SyncDefaults):
     before_sql: values.Statements = ()
     after_sql: values.Statements = ()
     checks: values.Checks = Field(default_factory=dict)
+    partition_by: values.Columns = ()
+    sort_by: values.Columns = ()
+    table_properties: values.TableProperties = Field(default_factory=dict)
 
     @property
     def is_group(self) -> bool:

@@ -71,6 +71,13 @@ class Settings(Section):
             raise SettingsError(message, hint=hint)
         return self.connections[name]
 
+    def is_lake(self, name: str) -> bool:
+        """Whether a connection leads to an Iceberg catalog; what it needs is not resolved."""
+        if name != CONTROL and name not in self.connections:
+            message, hint = unknown_connection(name, self.connections)
+            raise SettingsError(message, hint=hint)
+        return name != CONTROL and self.connections.is_lake(name)
+
     def make_sync(
         self, name: str, values: Mapping[str, Any], where: str = "pipelines.py"
     ) -> SyncSettings:
