@@ -5,24 +5,30 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import load, many, queues, wide
+from benchmarks import lake, load, many, queues, wide
 from benchmarks.report import Report
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--lake-rows", type=int, default=3_000_000)
     parser.add_argument("--memory-rows", type=int, default=10_000_000, help="0 leaves it out")
     parser.add_argument("--tables", type=int, default=200, help="0 leaves them out")
     parser.add_argument("--without-dlt", action="store_true", help="leave dlt out")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=5_000)
-    parser.add_argument("subject", nargs="?", choices=("load", "queue"), help="only this one")
+    parser.add_argument(
+        "subject", nargs="?", choices=("load", "lake", "queue"), help="only this one"
+    )
     options = parser.parse_args()
     report = Report()
-    if options.subject != "queue":
+    if options.subject in (None, "load"):
         _loads(report, options)
-    if options.subject != "load":
+    if options.subject in (None, "lake"):
+        print(f"load of {options.lake_rows:,} rows x 13 columns, Postgres to Iceberg, Spark warm")
+        lake.run(report, rows=options.lake_rows, repeats=options.repeats)
+    if options.subject in (None, "queue"):
         print(f"queue of {options.jobs:,} jobs that do nothing, one worker process")
         queues.run(
             report, jobs=options.jobs, repeats=options.repeats, pickups=200, history=1_000_000

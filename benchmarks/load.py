@@ -76,8 +76,8 @@ def _speed(project: Project, report: Report, rows: int, repeats: int, *, with_dl
     with project.connect("shop") as source, project.connect("warehouse") as target:
         make_source(source, rows)
         spark = project.context.spark.get()
-        jdbc_source = _jdbc(databases.portable_conninfo("shop"))
-        jdbc_target = _jdbc(databases.portable_conninfo("warehouse"))
+        jdbc_source = jdbc_address(databases.portable_conninfo("shop"))
+        jdbc_target = jdbc_address(databases.portable_conninfo("warehouse"))
         sides: dict[str, Callable[[str | None], object]] = {
             "floor": lambda since: floor.run(
                 server.bin_directory / "psql",
@@ -168,7 +168,7 @@ def _memory(project: Project, report: Report, folder: Path, rows: int, memory_ro
     )
 
 
-def _jdbc(conninfo: str) -> dict[str, str]:
+def jdbc_address(conninfo: str) -> dict[str, str]:
     parts = conninfo_to_dict(conninfo)
     return {
         "driver": "org.postgresql.Driver",

@@ -12,6 +12,23 @@ PACKAGE = "org.postgresql:postgresql:42.7.9"
 PARTITIONS = 4
 
 
+def read(spark: Any, source: dict[str, str], since: str | None, rows: int = 1_000_000) -> Any:
+    """The source's rows as a DataFrame, read by several tasks where all are wanted."""
+    options = {**source, "fetchsize": "10000"}
+    reader = spark.read.format("jdbc").options(**options)
+    if since is not None:
+        query = f"(SELECT * FROM orders WHERE updated_at > '{since}') o"
+        return reader.option("dbtable", query).load()
+    return (
+        reader.option("dbtable", "orders")
+        .option("partitionColumn", "id")
+        .option("lowerBound", 1)
+        .option("upperBound", rows)
+        .option("numPartitions", PARTITIONS)
+        .load()
+    )
+
+
 def run(
     spark: Any,
     source: dict[str, str],
@@ -26,21 +43,8 @@ def run(
         .replace("CREATE TABLE", "CREATE UNLOGGED TABLE")
         .replace(" PRIMARY KEY", "")
     )
-    where = "" if since is None else f" WHERE updated_at > '{since}'"
-    options = {**source, "fetchsize": "10000"}
-    reader = spark.read.format("jdbc").options(**options)
-    if since is None:
-        reader = (
-            reader.option("dbtable", "orders")
-            .option("partitionColumn", "id")
-            .option("lowerBound", 1)
-            .option("upperBound", 1_000_000)
-            .option("numPartitions", PARTITIONS)
-        )
-    else:
-        reader = reader.option("dbtable", f"(SELECT * FROM orders{where}) o")
     (
-        reader.load()
+        read(spark, source, since)
         .write.format("jdbc")
         .options(**target)
         .option("dbtable", "jdbc_staging")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tidegate.cli.demo_screen import DemoScreen
     from tidegate.insight.demo import Content, Pair
     from tidegate.project import Project
+    from tidegate.runtime.runner import RunReport
 
 FOLDER = Path(".tidegate") / "demo"
 # The second table of the run is in the middle of its publish: written, not committed.
@@ -37,14 +38,18 @@ def demo(
     """
     from tidegate.cli.demo_screen import DemoScreen
     from tidegate.insight.demo import demo_folder
+    from tidegate.insight.demo_lake import LAKE_TOML
     from tidegate.insight.killed_run import plain_environment
+    from tidegate.lake.fetching import fetch
     from tidegate.project import Project
     from tidegate.settings import load_settings
 
     started = time.monotonic()
     screen = DemoScreen(silent=as_json)
     screen.welcome(folder)
-    with demo_folder(folder) as root:
+    with screen.busy("looking for Iceberg"):
+        has_lake = fetch()
+    with demo_folder(folder, LAKE_TOML if has_lake else "") as root:
         project = Project(load_settings(root, environ=plain_environment()))
         try:
             with project:
@@ -70,7 +75,7 @@ def demo(
 
 @dataclass(slots=True)
 class Story:
-    """The five steps; `agree` stays True while every table is what it must be."""
+    """The six steps; `agree` stays True while every table is what it must be."""
 
     project: Project
     screen: DemoScreen
@@ -109,8 +114,52 @@ class Story:
         self._run(expect_nothing=True)
         self._compare("nothing to do")
 
+        self.screen.step(6, "The same into a lake, killed when its rows are in and not recorded.")
+        if any(sync.lake_target for sync in self.project.syncs.values()):
+            self._lake()
+        else:
+            self.screen.without_lake()
+
+    def _lake(self) -> None:
+        from tidegate.insight.demo import change_shop
+        from tidegate.insight.demo_lake import LAKE_SYNC
+        from tidegate.insight.killed_run import kill_run
+
+        settings = self.project.settings
+        self._run_one(LAKE_SYNC)
+        self._compare_lake("into the lake")
+        self.screen.changes(change_shop(self.project.context, 3))
+        with self.screen.busy(f"tidegate run {LAKE_SYNC}, in a process of its own"):
+            pid = kill_run(
+                settings.root,
+                [LAKE_SYNC],
+                "branch.forwarded",
+                lambda: None,
+                settings.state_directory / "logs" / "killed-run.log",
+            )
+        self.screen.say(f"kill -9 {pid}: the process is gone. Run again:")
+        report = self._run_one(LAKE_SYNC)
+        self.agree = self.agree and report.found_nothing
+        self._compare_lake("into the lake, killed and run again")
+
+    def _run_one(self, name: str) -> RunReport:
+        with self.screen.busy(f"tidegate run {name}"):
+            report = self.project.run(name)
+        self.screen.run(name, report)
+        self.agree = self.agree and report.status == "done"
+        return report
+
+    def _compare_lake(self, title: str) -> None:
+        from tidegate.insight.demo_lake import compare_lake
+
+        with self.screen.busy("reading the lake"):
+            pair = compare_lake(self.project.context)
+        self._show(title, [pair], ["agree" if pair.agrees else "DISAGREE"])
+
     def _run(self, *, expect_nothing: bool = False) -> None:
-        for name in self.project.syncs:
+        for name, sync in self.project.syncs.items():
+            if sync.lake_target:
+                continue
             with self.screen.busy(f"tidegate run {name}"):
                 report = self.project.run(name)
             self.screen.run(name, report)
@@ -147,6 +196,10 @@ class Story:
 
         pairs = compare_tables(self.project.context)
         verdicts = [self._verdict(pair, killed=killed) for pair in pairs]
+        self._show(title, pairs, verdicts)
+        self._before = {pair.table: pair.target for pair in pairs}
+
+    def _show(self, title: str, pairs: list[Pair], verdicts: list[str]) -> None:
         self.agree = self.agree and "DISAGREE" not in verdicts
         self.screen.tables(pairs, verdicts)
         self.steps.append(
@@ -165,7 +218,6 @@ class Story:
                 ],
             }
         )
-        self._before = {pair.table: pair.target for pair in pairs}
 
     def _verdict(self, pair: Pair, *, killed: bool) -> str:
         if pair.agrees:

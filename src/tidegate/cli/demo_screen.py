@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from tidegate.insight.demo import Pair
     from tidegate.runtime.runner import RunReport
 
-STEPS = 5
+STEPS = 6
 _WELCOME = """\
 Tidegate copies tables from one database to another. It can be killed at any
-moment and run again, and the copy is still exactly right. Five steps show it.
+moment and run again, and the copy is still exactly right. Six steps show it.
 """
 _STYLES = {"agree": "green", "as before": "yellow", "DISAGREE": "bold red"}
 
@@ -54,10 +54,16 @@ class DemoScreen:
         seen = "every table whole, none half done" if whole else "HALF-DONE WORK"
         self.say(f"{table} is written but not committed; a reader sees {seen}.")
 
+    def without_lake(self) -> None:
+        self.say(
+            "Iceberg could not be fetched, so there is no lake here. With a network, or with its "
+            'files in [spark.conf] "spark.jars", docs/lake.md shows how.'
+        )
+
     def tables(self, pairs: Sequence[Pair], verdicts: Sequence[str]) -> None:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column("  table", no_wrap=True)
-        for side in ("shop", "warehouse"):
+        for side in ("shop", "target"):
             table.add_column(f"{side} rows", justify="right", no_wrap=True)
             table.add_column("checksum", no_wrap=True)
         table.add_column("", no_wrap=True)

@@ -147,7 +147,7 @@ class Pair:
 
 
 @contextmanager
-def demo_folder(folder: Path) -> Iterator[Path]:
+def demo_folder(folder: Path, more: str = "") -> Iterator[Path]:
     """The folder with a fresh project in it, kept from other demos meanwhile."""
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -159,7 +159,7 @@ def demo_folder(folder: Path) -> Iterator[Path]:
                 f"another demo is running in {folder}", "wait for it, or choose another --folder"
             ) from None
         _clear(folder)
-        (folder / "tidegate.toml").write_text(TOML, encoding="utf-8")
+        (folder / "tidegate.toml").write_text(TOML + more, encoding="utf-8")
         (folder / "pipelines.py").write_text(PIPELINES, encoding="utf-8")
         yield folder
     finally:

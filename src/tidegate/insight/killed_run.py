@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tidegate.errors import TidegateError
 
-_PATIENCE_SECONDS = 120.0
+_PATIENCE_SECONDS = 300.0
 
 
 def kill_run(

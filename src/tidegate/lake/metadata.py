@@ -20,9 +20,14 @@ READABLE = frozenset({"rest", "hive", "glue", "dynamodb", "bigquery"})
 
 def read_table(catalog: Catalog, relation: Relation) -> LakeTable | None:
     """The table as it is now; None when there is none."""
-    find = _embedded if catalog.is_embedded else _other
-    metadata = find(catalog, relation)
+    metadata = read_metadata(catalog, relation)
     return None if metadata is None else lake_table(relation, metadata)
+
+
+def read_metadata(catalog: Catalog, relation: Relation) -> TableMetadata | None:
+    """Iceberg's own document about a table."""
+    find = _embedded if catalog.is_embedded else _other
+    return find(catalog, relation)
 
 
 def list_tables(catalog: Catalog) -> list[Relation]:
