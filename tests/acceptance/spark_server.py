@@ -12,6 +12,7 @@ from pathlib import Path
 
 import tidegate
 from acceptance.processes import Process
+from java_archive import class_path
 
 HOST = "127.0.0.1"
 DAEMONS = Path(__file__).with_name("worker_daemons.py")
@@ -71,6 +72,7 @@ class SparkServer:
             "org.apache.spark.sql.connect.service.SparkConnectServer",
             "--master",
             "local[2]",
+            *("--driver-class-path", class_path()),
             *(word for name, value in conf.items() for word in ("--conf", f"{name}={value}")),
             "spark-internal",
         ]
