@@ -12,6 +12,7 @@ import pytest
 import java_archive
 from databases import Databases
 from tidegate.postgres.embedded import EmbeddedServer
+from warm_python import WarmPython
 
 # A test server need not outlive a power failure. It must outlive its own crash, so commits stay
 # synchronous: without that, a killed server forgets what it had confirmed.
@@ -66,6 +67,21 @@ def quick_java(request: pytest.FixtureRequest) -> None:
     # Tests of units start no Spark, and should not wait for the first archive.
     if any("unit" not in item.path.parts for item in request.session.items):
         os.environ.update(java_archive.environment(java_archive.FOLDER))
+
+
+@pytest.fixture(scope="session")
+def warm_daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
+    """The daemons of Spark's workers for this test process, started when first asked for."""
+    python = WarmPython(tmp_path_factory.mktemp("python"))
+    yield python
+    python.stop()
+
+
+@pytest.fixture
+def warm_workers(warm_daemons: WarmPython, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where many Sparks are started one after the other, their workers are forked quickly."""
+    warm_daemons.start()
+    monkeypatch.setenv("PYSPARK_PYTHON", str(warm_daemons.path))
 
 
 @pytest.fixture(scope="session")
