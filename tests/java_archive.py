@@ -19,6 +19,8 @@ from pathlib import Path
 # A Java that lives for seconds starts in half the time if it optimizes less.
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _SILENT = "-Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off"
+# The variables by which it is used.
+USED = ("JDK_JAVA_OPTIONS", "PYSPARK_SUBMIT_ARGS")
 _PATIENCE_SECONDS = 180
 # It lives as long as the Spark it was made of.
 FOLDER = Path(sys.prefix).resolve()

@@ -14,7 +14,7 @@ import psycopg
 
 from acceptance.harness import Scene
 from acceptance.oracle import scalar
-from acceptance.processes import Process, until
+from acceptance.processes import Process, WarmProcess, until
 from tidegate.control.jobs import Jobs
 from tidegate.model.job import NOTHING, JobRequest, LockAt, Submitted
 from tidegate.project import Project
@@ -89,14 +89,13 @@ def start_command(
     """Any command of Tidegate in the scene's project, ended with the scene."""
     log = scene.folder / f"{arguments[0]}-{next(scene._numbers)}"
     armed = {"TIDEGATE_FAILPOINT": failpoint} if failpoint else {}
-    process = Process(
-        [
-            *(sys.executable, "-m", "tidegate.cli.main", *before),
-            *(*arguments, "--project", str(scene.folder)),
-        ],
-        log,
-        {**armed, **(environment or {})},
-    )
+    words = [*before, *arguments, "--project", str(scene.folder)]
+    if environment is None:
+        process: Process = WarmProcess(["tidegate", *words], log, armed)
+    else:
+        # It may change how Python itself starts.
+        command = [sys.executable, "-m", "tidegate.cli.main", *words]
+        process = Process(command, log, {**armed, **environment})
     scene._started.append(process)
     return process
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from psycopg.rows import dict_row
 
 from acceptance import oracle
 from acceptance.harness import Scene
-from acceptance.processes import PATIENCE_SECONDS, Process, until
+from acceptance.processes import PATIENCE_SECONDS, Process, WarmProcess, until
 from tidegate.control.jobs import Jobs
 from tidegate.model.job import NOTHING, VACUUM, JobRequest, LockAt
 from tidegate.project import Project
@@ -222,9 +221,9 @@ class Queue:
 
     def _start(self, command: str, *options: str, failpoint: str | None = None) -> Process:
         log = self.scene.folder / f"{command}-{next(self._numbers)}"
-        words = [sys.executable, "-m", "tidegate", command, "--project", str(self.scene.folder)]
+        words = ["tidegate", command, "--project", str(self.scene.folder)]
         armed = {"TIDEGATE_FAILPOINT": failpoint} if failpoint else {}
-        process = Process([*words, *options], log, armed)
+        process = WarmProcess([*words, *options], log, armed)
         self._started.append(process)
         return process
 
