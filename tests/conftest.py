@@ -9,14 +9,14 @@ from typing import Protocol
 
 import pytest
 
+import java_archive
 from databases import Databases
 from tidegate.postgres.embedded import EmbeddedServer
+from warm_python import WarmPython
 
 # A test server need not outlive a power failure. It must outlive its own crash, so commits stay
 # synchronous: without that, a killed server forgets what it had confirmed.
 FAST = {"fsync": "off", "full_page_writes": "off"}
-# A Java that lives for seconds starts in half the time if it optimizes less.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 # Files that take minutes go first, so that no worker is left alone with one at the end.
 LONGEST = (
@@ -56,6 +56,32 @@ class MakeDatabase(Protocol):
     """Makes an empty database and returns its conninfo."""
 
     def __call__(self, name_hint: str = "db") -> str: ...
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_java(request: pytest.FixtureRequest) -> None:
+    """Every Spark that a test starts starts quickly, unless Java is told something else."""
+    if "JDK_JAVA_OPTIONS" in os.environ:
+        return
+    os.environ["JDK_JAVA_OPTIONS"] = java_archive.QUICK
+    # Tests of units start no Spark, and should not wait for the first archive.
+    if any("unit" not in item.path.parts for item in request.session.items):
+        os.environ.update(java_archive.environment(java_archive.FOLDER))
+
+
+@pytest.fixture(scope="session")
+def warm_daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
+    """The daemons of Spark's workers for this test process, started when first asked for."""
+    python = WarmPython(tmp_path_factory.mktemp("python"))
+    yield python
+    python.stop()
+
+
+@pytest.fixture
+def warm_workers(warm_daemons: WarmPython, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where many Sparks are started one after the other, their workers are forked quickly."""
+    warm_daemons.start()
+    monkeypatch.setenv("PYSPARK_PYTHON", str(warm_daemons.path))
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import pytest
 
 from acceptance.harness import Scene
+from acceptance.queueing import QUICK, Queue
 from acceptance.spark_server import SparkServer
-from acceptance.workers import QUICK, Queue
 from conftest import MakeDatabase
 
 LOCAL = {"master": "local[2]"}

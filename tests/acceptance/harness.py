@@ -151,9 +151,9 @@ class Scene:
     def start(
         self, name: str = "orders", failpoint: str | None = None, options: tuple[str, ...] = ()
     ) -> Process:
-        log = self.folder / f"run-{next(self._numbers)}-{name}"
+        log = self.folder / f"run-{self.number()}-{name}"
         process = start_run(self.folder, name, log, failpoint=failpoint, options=list(options))
-        self._started.append(process)
+        self.ends(process)
         return process
 
     def run(self, name: str = "orders") -> Ended:
@@ -162,13 +162,24 @@ class Scene:
         assert ended.code == 0, ended
         return ended
 
+    def number(self) -> int:
+        """Another one every time, for the names of files."""
+        return next(self._numbers)
+
+    def ends(self, process: Process) -> None:
+        """A process that ends with the scene."""
+        self._started.append(process)
+
+    def new_flag(self, point: str) -> Path:
+        return self.flag(f"{point}-{self.number()}")
+
     def flag(self, name: str) -> Path:
         """A file by which a failpoint announces itself and is let go."""
         return self.folder / f"{name}.flag"
 
     def start_and_hold(self, point: str, name: str = "orders") -> tuple[Process, Path]:
         """A run that waits at a failpoint until the returned file is removed."""
-        flag = self.flag(f"{point}-{next(self._numbers)}")
+        flag = self.new_flag(point)
         process = self.start(name, f"{point}=wait:{flag}")
         process.wait_for(flag.exists, point)
         return process, flag
@@ -201,6 +212,7 @@ class Scene:
 
     def close(self) -> None:
         for process in self._started:
+            # What is stopped would not even hear a SIGTERM that its dead parent left for it.
             process.kill_all()
 
 

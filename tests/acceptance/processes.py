@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import java_archive
 from forked import Forked
 
 PATIENCE_SECONDS = 120.0
@@ -173,5 +174,5 @@ def _environment() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("TIDEGATE_", "SPARK_", "PYSPARK_"))
+        if not name.startswith(("TIDEGATE_", "SPARK_", "PYSPARK_")) or name in java_archive.USED
     }

@@ -16,22 +16,9 @@ from acceptance.conftest import MakeScene
 from acceptance.harness import Scene
 from acceptance.oracle import assert_idle, scalar
 from acceptance.processes import until
-from acceptance.queueing import (
-    Published,
-    SlowStage,
-    assert_each_ended_once,
-    cancel,
-    ends_of,
-    opened,
-    published,
-    running_job,
-    start_canceller,
-    start_worker,
-    status_of,
-    submit_nothing,
-    submit_sync,
-    wait_until_ended,
-)
+from acceptance.published import Published, published
+from acceptance.queueing import Queue
+from acceptance.slow_stage import SlowStage
 from tidegate.errors import UsageError
 from tidegate.model.job import JobStatus
 
@@ -50,45 +37,47 @@ def test_a_long_stage_is_stopped_and_its_worker_is_free(
     make_scene: MakeScene, slow: SlowStage
 ) -> None:
     scene = make_scene(2, pipelines=slow.pipelines, worker=WORKER)
-    worker = start_worker(scene, "--concurrency", "1")
-    wait_until_ended(scene, submit_sync(scene))
+    queue = Queue(scene)
+    worker = queue.start_ready("--concurrency", "1")
+    queue.wait_until_ended(queue.submit_sync())
     before = published(scene)
     assert before.rows > 0
     scene.change()
     slow.close_gate()
-    job_id = submit_sync(scene)
+    job_id = queue.submit_sync()
     worker.wait_for(lambda: slow.is_busy, "the transformation to run")
     started = time.monotonic()
-    assert cancel(scene, job_id).status is JobStatus.CANCELLED
+    assert queue.cancel(job_id).status is JobStatus.CANCELLED
     assert published(scene) == before
-    (after,) = submit_nothing(scene)
-    wait_until_ended(scene, after)
+    (after,) = queue.submit_nothing()
+    queue.wait_until_ended(after)
     assert time.monotonic() - started < FREE_WITHIN_SECONDS
-    assert status_of(scene, job_id) == "cancelled"
+    assert queue.job(job_id).status == "cancelled"
     assert "why='cancelled'" in worker.err
     # Both cores of Spark were busy with what was cancelled: the next load needs one.
     slow.open_gate()
-    wait_until_ended(scene, submit_sync(scene))
+    queue.wait_until_ended(queue.submit_sync())
     scene.assert_exact()
-    assert_each_ended_once(scene)
+    queue.assert_each_ended_once()
 
 
 def test_a_run_in_a_process_of_its_own_says_that_it_was_cancelled(
     make_scene: MakeScene, slow: SlowStage
 ) -> None:
     scene = make_scene(2, pipelines=slow.pipelines, worker=WORKER)
+    queue = Queue(scene)
     slow.close_gate()
     run = scene.start()
     run.wait_for(lambda: slow.is_busy, "the transformation to run")
-    job_id = running_job(scene)
+    job_id = queue.running_job()
     started = time.monotonic()
-    assert cancel(scene, job_id).status is JobStatus.CANCELLED
+    assert queue.cancel(job_id).status is JobStatus.CANCELLED
     ended = run.wait()
     assert time.monotonic() - started < FREE_WITHIN_SECONDS
     assert ended.code == 0, ended
     assert f"job {job_id} was cancelled; nothing more was published" in ended.out, ended
     assert published(scene).nothing
-    assert ends_of(scene, job_id) == ["cancelled"]
+    assert queue.ends_of(job_id) == ["cancelled"]
     assert_idle(scene.control)
 
 
@@ -97,9 +86,10 @@ def test_a_stage_that_is_just_about_to_start_is_stopped_too(
 ) -> None:
     """The interrupt comes before there is anything in Spark to be interrupted."""
     scene = make_scene(2, pipelines=slow.pipelines, worker=WORKER)
+    queue = Queue(scene)
     slow.close_gate()
     run, flag = scene.start_and_hold("batch.planned")
-    assert cancel(scene, running_job(scene)).status is JobStatus.CANCELLED
+    assert queue.cancel(queue.running_job()).status is JobStatus.CANCELLED
     run.wait_for(lambda: "why='cancelled'" in run.err, "the run to hear of it")
     flag.unlink()
     ended = run.wait(30)
@@ -121,20 +111,21 @@ def test_a_publisher_that_stands_still_has_lost_unless_it_has_committed(
     make_scene: MakeScene,
 ) -> None:
     scene = make_scene(2, batch_rows=10_000)
+    queue = Queue(scene)
     scene.run()
     for point, winner in POINTS.items():
         scene.change(transactions=1)
         before = published(scene)
         run, flag = scene.start_and_hold(point)
-        job_id = running_job(scene)
-        answer = cancel(scene, job_id)
+        job_id = queue.running_job()
+        answer = queue.cancel(job_id)
         assert answer.status is winner, point
-        assert_not_mixed(scene, job_id, before)
+        assert_not_mixed(queue, job_id, before)
         flag.unlink()
         ended = run.wait()
         assert ended.code == 0, ended
         assert "writeback_stale_attempt" in ended.err, ended
-        assert_not_mixed(scene, job_id, before)
+        assert_not_mixed(queue, job_id, before)
     scene.run()
     scene.assert_exact()
     scene.assert_swept()
@@ -155,17 +146,18 @@ def test_a_publisher_that_goes_on_while_it_is_cancelled_is_waited_for(
     make_scene: MakeScene, point: str
 ) -> None:
     scene = make_scene(2, batch_rows=10_000)
+    queue = Queue(scene)
     before = published(scene)
     run, flag = scene.start_and_hold(point)
-    job_id = running_job(scene)
+    job_id = queue.running_job()
     with ThreadPoolExecutor(1) as pool:
-        cancelling = pool.submit(cancel, scene, job_id)
+        cancelling = pool.submit(queue.cancel, job_id)
         until(lambda: cancel_is_requested(scene, job_id) or cancelling.done(), "the request")
         flag.unlink()
         answer = cancelling.result()
     after = published(scene)
-    assert_not_mixed(scene, job_id, before)
-    assert status_of(scene, job_id) == answer.status
+    assert_not_mixed(queue, job_id, before)
+    assert queue.job(job_id).status == answer.status
     ended = run.wait()
     assert ended.code == 0, ended
     assert published(scene) == after
@@ -178,28 +170,29 @@ def test_a_cancel_at_a_random_moment_leaves_all_or_nothing(
     make_scene: MakeScene, rounds: int
 ) -> None:
     scene = make_scene(2, batch_rows=10_000, worker=WORKER)
-    start_worker(scene, "--concurrency", "1")
-    wait_until_ended(scene, submit_sync(scene))
+    queue = Queue(scene)
+    queue.start_ready("--concurrency", "1")
+    queue.wait_until_ended(queue.submit_sync())
     answers: list[JobStatus] = []
     rng, middle = random.Random(5), 0.5
     for _ in range(rounds):
         scene.change(transactions=1)
         before = published(scene)
-        job_id = submit_sync(scene)
+        job_id = queue.submit_sync()
         until(lambda job_id=job_id: has_plan(scene, job_id), "a plan")  # type: ignore[misc]
         time.sleep(middle * rng.uniform(0.6, 1.4))
         try:
-            answers.append(cancel(scene, job_id).status)
+            answers.append(queue.cancel(job_id).status)
         except UsageError as error:
             assert "done already" in error.message  # noqa: PT017
             answers.append(JobStatus.DONE)
-        assert status_of(scene, job_id) == answers[-1]
-        assert_not_mixed(scene, job_id, before)
+        assert queue.job(job_id).status == answers[-1]
+        assert_not_mixed(queue, job_id, before)
         # How long it takes to get to the publish depends on the machine: stay around it.
         middle *= 0.8 if answers[-1] is JobStatus.DONE else 1.25
-    wait_until_ended(scene, submit_sync(scene))
+    queue.wait_until_ended(queue.submit_sync())
     scene.assert_exact()
-    assert_each_ended_once(scene)
+    queue.assert_each_ended_once()
     # Otherwise the moments were badly chosen.
     assert len(set(answers)) == 2, answers
 
@@ -209,68 +202,71 @@ def test_a_canceller_killed_halfway_is_finished_by_a_sweeper(
     make_scene: MakeScene, point: str
 ) -> None:
     scene = make_scene(2, worker=WORKER)
+    queue = Queue(scene)
     run, flag = scene.start_and_hold("check.done")
-    job_id = running_job(scene)
+    job_id = queue.running_job()
     before = published(scene)
-    killed = start_canceller(scene, job_id, failpoint=f"{point}=kill").wait()
+    killed = queue.start_canceller(job_id, failpoint=f"{point}=kill").wait()
     assert killed.code < 0, killed
-    assert sweep(scene) == 0
-    assert status_of(scene, job_id) == "running"
+    assert sweep(queue) == 0
+    assert queue.job(job_id).status == "running"
     assert scalar(scene.control, "SELECT count(*) FROM tidegate_control.table_locks") == 1
     forget_patience(scene, job_id)
-    assert sweep(scene) == 1
-    assert status_of(scene, job_id) == "cancelled"
+    assert sweep(queue) == 1
+    assert queue.job(job_id).status == "cancelled"
     assert_idle(scene.control)
     flag.unlink()
     ended = run.wait()
     assert ended.code == 0, ended
     assert published(scene) == before
-    assert ends_of(scene, job_id) == ["cancelled"]
+    assert queue.ends_of(job_id) == ["cancelled"]
     scene.run()
     scene.assert_exact()
 
 
 def test_what_cannot_be_cancelled_is_said_and_changes_nothing(make_scene: MakeScene) -> None:
     scene = make_scene(1)
-    job_id = submit_sync(scene)
-    assert cancel(scene, job_id).status is JobStatus.CANCELLED
+    queue = Queue(scene)
+    job_id = queue.submit_sync()
+    assert queue.cancel(job_id).status is JobStatus.CANCELLED
     assert_idle(scene.control)
     with pytest.raises(UsageError, match="is cancelled already; nothing was changed"):
-        cancel(scene, job_id)
+        queue.cancel(job_id)
     unknown = uuid4()
     with pytest.raises(UsageError, match=f"there is no job {unknown}"):
-        cancel(scene, unknown)
-    assert ends_of(scene, job_id) == ["cancelled"]
+        queue.cancel(unknown)
+    assert queue.ends_of(job_id) == ["cancelled"]
 
 
 def test_of_two_cancels_at_once_both_are_told_the_truth(make_scene: MakeScene) -> None:
     scene = make_scene(2)
+    queue = Queue(scene)
     run, flag = scene.start_and_hold("publish.applied")
-    job_id = running_job(scene)
+    job_id = queue.running_job()
     with ThreadPoolExecutor(4) as pool:
-        answers = [pool.submit(cancel, scene, job_id) for _ in range(4)]
+        answers = [pool.submit(queue.cancel, job_id) for _ in range(4)]
     for answer in answers:
         error = answer.exception()
         if error is None:
             assert answer.result().status is JobStatus.CANCELLED
         else:
             assert "is cancelled already" in str(error)
-    assert ends_of(scene, job_id) == ["cancelled"]
+    assert queue.ends_of(job_id) == ["cancelled"]
     flag.unlink()
     assert run.wait().code == 0
     assert published(scene).nothing
     assert_idle(scene.control)
 
 
-def assert_not_mixed(scene: Scene, job_id: UUID, before: Published) -> None:
+def assert_not_mixed(queue: Queue, job_id: UUID, before: Published) -> None:
     """Cancelled and absent, or done and present: rows, marker and watermark go together."""
-    after = published(scene)
-    if status_of(scene, job_id) == "done":
+    scene, after = queue.scene, published(queue.scene)
+    if queue.job(job_id).status == "done":
         assert after.rows == scalar(scene.source, "SELECT count(*) FROM public.orders")
         assert after.markers == before.markers + 1
         assert after.version == before.version + 1
     else:
-        assert status_of(scene, job_id) == "cancelled"
+        assert queue.job(job_id).status == "cancelled"
         assert after == before
 
 
@@ -284,9 +280,9 @@ def has_plan(scene: Scene, job_id: UUID) -> bool:
     return bool(scalar(scene.control, query, job_id))
 
 
-def sweep(scene: Scene) -> int:
+def sweep(queue: Queue) -> int:
     """One sweep; returns how many cancels it ended."""
-    with opened(scene) as project, project.context.plane.connect() as control:
+    with queue.opened() as project, project.context.plane.connect() as control:
         return project.sweep_loop("test").sweeper.run_once(control).cancelled
 
 

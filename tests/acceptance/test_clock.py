@@ -22,16 +22,8 @@ from acceptance.conftest import MakeScene
 from acceptance.harness import Scene
 from acceptance.oracle import assert_idle, scalar
 from acceptance.processes import until
-from acceptance.queueing import (
-    SlowStage,
-    assert_each_ended_once,
-    opened,
-    start_worker,
-    status_of,
-    submit_nothing,
-    submit_sync,
-    wait_until_ended,
-)
+from acceptance.queueing import Queue
+from acceptance.slow_stage import SlowStage
 from tidegate.control.jobs import Jobs
 from tidegate.control.workers import Worker, Workers
 from tidegate.model.job import NOTHING, JobRequest, LockAt
@@ -76,56 +68,57 @@ def test_a_worker_an_hour_off_claims_beats_sweeps_and_finishes_as_any_other(
 ) -> None:
     slow = SlowStage(tmp_path)
     scene = make_scene(2, pipelines=slow.pipelines, worker=WORKER)
+    queue = Queue(scene)
     environment = shifted(tmp_path / "clock", seconds)
-    worker = start_worker(scene, environment=environment)
-    wait_until_ended(scene, *submit_nothing(scene))
+    worker = queue.start_ready(environment=environment)
+    queue.wait_until_ended(*queue.submit_nothing())
 
     # It keeps its lease beyond the first, whoever sweeps meanwhile.
     slow.close_gate()
-    job_id = submit_sync(scene)
+    job_id = queue.submit_sync()
     worker.wait_for(lambda: slow.is_busy, "the transformation to run")
     assert hours_off(worker.err) == pytest.approx(seconds / 3600, abs=0.1)
     with ThreadPoolExecutor(1) as pool:
         leave = threading.Event()
-        holding = pool.submit(hold_until, scene, leave)
+        holding = pool.submit(hold_until, queue, leave)
         began = time.monotonic()
         try:
             while time.monotonic() - began < LEASE_SECONDS + 1:
-                assert sweep(scene) == 0
+                assert sweep(queue) == 0
                 assert 0 < lease_left(scene, job_id) <= LEASE_SECONDS
                 time.sleep(0.5)
         finally:
             leave.set()
     slow.let_go()
-    wait_until_ended(scene, job_id)
-    assert (status_of(scene, job_id), attempts(scene, job_id)) == ("done", 1)
+    queue.wait_until_ended(job_id)
+    assert (queue.job(job_id).status, attempts(scene, job_id)) == ("done", 1)
 
     # It takes back from others when they are gone, not before.
     taken = holding.result()
-    wait_until_ended(scene, taken)
-    assert (status_of(scene, taken), attempts(scene, taken)) == ("done", 2)
+    queue.wait_until_ended(taken)
+    assert (queue.job(taken).status, attempts(scene, taken)) == ("done", 2)
     scene.assert_exact()
 
     # What failed waits as long as it should: half to all of retry_after.
     scene.change()
     (tmp_path / "fail").touch()
-    failing = submit_sync(scene)
+    failing = queue.submit_sync()
     until(lambda: waits(scene, failing) is not None, "the first error")
     (tmp_path / "fail").unlink()
     waiting = waits(scene, failing)
     assert waiting is not None
     assert 0.9 < waiting < 2.1
-    wait_until_ended(scene, failing)
-    assert (status_of(scene, failing), attempts(scene, failing)) == ("done", 2)
+    queue.wait_until_ended(failing)
+    assert (queue.job(failing).status, attempts(scene, failing)) == ("done", 2)
     scene.assert_exact()
     assert_idle(scene.control)
-    assert_each_ended_once(scene)
+    queue.assert_each_ended_once()
     assert "attempt_lost" not in worker.err, worker.err
 
 
-def hold_until(scene: Scene, leave: threading.Event) -> UUID:
+def hold_until(queue: Queue, leave: threading.Event) -> UUID:
     """A job of ours, by the right clock: kept past its first lease, then left behind."""
-    with opened(scene) as project:
+    with queue.opened() as project:
         plane = project.context.plane
         with plane.connect() as control, plane.connect() as own:
             me = Worker.of_this_process("shop", "test")
@@ -155,8 +148,8 @@ def hours_off(log: str) -> float:
     return difference.total_seconds() / 3600
 
 
-def sweep(scene: Scene) -> int:
-    with opened(scene) as project, project.context.plane.connect() as control:
+def sweep(queue: Queue) -> int:
+    with queue.opened() as project, project.context.plane.connect() as control:
         return project.sweep_loop("test").sweeper.run_once(control).reclaimed
 
 

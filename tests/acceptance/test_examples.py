@@ -172,6 +172,7 @@ def test_the_spark_job_example_publishes_each_month_once(example: Path) -> None:
     assert "revenue-2026-10" in printed["tidegate marker list warehouse"][0]
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("example", ["pytest"], indirect=True)
 def test_the_pytest_example_passes_its_own_tests_and_is_proved(example: Path) -> None:
     printed = follow_readme(example)

@@ -16,17 +16,8 @@ from acceptance.conftest import MakeScene
 from acceptance.harness import Scene
 from acceptance.oracle import assert_ledger, scalar
 from acceptance.processes import Ended
-from acceptance.queueing import (
-    assert_each_ended_once,
-    cancel,
-    opened,
-    published,
-    running_job,
-    start_worker,
-    status_of,
-    submit_sync,
-    wait_until_ended,
-)
+from acceptance.published import published
+from acceptance.queueing import Queue
 from tidegate.model.job import JobStatus
 from tidegate.postgres.embedded import EmbeddedServer
 
@@ -101,33 +92,35 @@ def test_jobs_of_an_older_dump_are_worked_again_and_load_nothing_twice(
     make_scene: MakeScene, server: EmbeddedServer, tmp_path: Path
 ) -> None:
     scene = make_scene(3, worker=WORKER, batch_rows=20)
-    pending = submit_sync(scene)
+    queue = Queue(scene)
+    pending = queue.submit_sync()
     backup = Backup(scene, server, tmp_path)
     raise_token(scene)
     ended: Ended = scene.run()
     assert "control_database_restored" not in ended.err
     before, seen = markers(scene), token_seen(scene)
     backup.restore()
-    assert status_of(scene, pending) == "pending"
-    worker = start_worker(scene)
-    wait_until_ended(scene, pending)
-    assert status_of(scene, pending) == "done"
+    assert queue.job(pending).status == "pending"
+    worker = queue.start_ready()
+    queue.wait_until_ended(pending)
+    assert queue.job(pending).status == "done"
     assert_told(scene, worker.err, seen)
     assert markers(scene) == before
     scene.assert_exact()
     scene.change()
-    wait_until_ended(scene, submit_sync(scene))
+    queue.wait_until_ended(queue.submit_sync())
     assert worker.err.count("control_database_restored") == 1
     scene.assert_exact()
-    assert_each_ended_once(scene)
+    queue.assert_each_ended_once()
 
 
 def test_an_attempt_that_was_running_in_the_dump_is_taken_up_where_it_was(
     make_scene: MakeScene, server: EmbeddedServer, tmp_path: Path
 ) -> None:
     scene = make_scene(3, worker=WORKER, batch_rows=20)
+    queue = Queue(scene)
     process, flag = scene.start_and_hold("check.done")
-    job_id = running_job(scene)
+    job_id = queue.running_job()
     backup = Backup(scene, server, tmp_path)
     flag.unlink()
     assert process.wait().code == 0
@@ -136,7 +129,7 @@ def test_an_attempt_that_was_running_in_the_dump_is_taken_up_where_it_was(
     scene.run()
     before, seen = markers(scene), token_seen(scene)
     backup.restore()
-    assert status_of(scene, job_id) == "running"
+    assert queue.job(job_id).status == "running"
     ended = scene.run()
     assert "found nothing new" in ended.out, ended
     assert_told(scene, ended.err, seen)
@@ -153,9 +146,10 @@ def test_a_process_from_before_the_restore_cannot_publish(
 ) -> None:
     """It holds the newest token that the table has seen, and the old database knows of no such."""
     scene = make_scene(3, worker={**WORKER, "heartbeat": "10s"})
+    queue = Queue(scene)
     killed = scene.start(failpoint="batch.planned=kill").wait()
     assert killed.code < 0
-    job_id = running_job(scene)
+    job_id = queue.running_job()
     backup = Backup(scene, server, tmp_path)
     raise_token(scene)
     old, flag = scene.start_and_hold("check.done")
@@ -166,11 +160,11 @@ def test_a_process_from_before_the_restore_cannot_publish(
         after = published(scene)
         assert not after.nothing
     elif answer == "a cancel":
-        assert cancel(scene, job_id).status is JobStatus.CANCELLED
+        assert queue.cancel(job_id).status is JobStatus.CANCELLED
         after = published(scene)
         assert after.nothing
     else:
-        with opened(scene) as project, project.context.plane.connect() as control:
+        with queue.opened() as project, project.context.plane.connect() as control:
             assert project.sweep_loop("test").sweeper.run_once(control).reclaimed == 1
         after = published(scene)
         assert after.nothing

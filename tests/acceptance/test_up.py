@@ -8,7 +8,7 @@ import time
 
 from acceptance.conftest import MakeQueue
 from acceptance.processes import Process, until
-from acceptance.workers import Queue, is_gone
+from acceptance.queueing import Queue, is_gone
 
 SOON_SECONDS = 6.0
 
@@ -26,7 +26,7 @@ def wait_until_gone(pids: set[int]) -> None:
 def test_a_killed_worker_is_started_again_and_all_stop_together(make_queue: MakeQueue) -> None:
     queue = make_queue(2)
     flag = queue.scene.flag("raised")
-    queue.submit_sync()
+    queue.submit_locked_sync()
     # Each process waits at its own first passage, so the next one does too.
     up, pids = start_two(queue, failpoint=f"fence.raised=wait:{flag}")
     up.wait_for(flag.exists, "one of them to work")
@@ -57,7 +57,7 @@ def test_a_killed_worker_is_started_again_and_all_stop_together(make_queue: Make
 def test_up_stops_workers_that_are_at_work(make_queue: MakeQueue) -> None:
     queue = make_queue(1)
     flag = queue.scene.flag("raised")
-    job_id = queue.submit_sync()
+    job_id = queue.submit_locked_sync()
     up, pids = start_two(queue, failpoint=f"fence.raised=wait:{flag}")
     up.wait_for(flag.exists, "one of them to work")
     up.send(signal.SIGINT)
@@ -71,7 +71,7 @@ def test_up_stops_workers_that_are_at_work(make_queue: MakeQueue) -> None:
 def test_a_killed_up_leaves_no_worker_behind(make_queue: MakeQueue) -> None:
     queue = make_queue(1)
     flag = queue.scene.flag("raised")
-    job_id = queue.submit_sync()
+    job_id = queue.submit_locked_sync()
     up, pids = start_two(queue, failpoint=f"fence.raised=wait:{flag}")
     up.wait_for(flag.exists, "one of them to work")
     assert up.kill().code == -signal.SIGKILL

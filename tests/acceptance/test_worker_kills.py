@@ -12,7 +12,7 @@ import pytest
 from acceptance import oracle
 from acceptance.conftest import MakeQueue
 from acceptance.processes import Process, until
-from acceptance.workers import Queue
+from acceptance.queueing import Queue
 
 TABLES = ("orders", "returns", "visits")
 
@@ -39,13 +39,13 @@ def weather(queue: Queue, storm: Storm) -> None:
     for number in range(storm.kills):
         table = TABLES[number % len(TABLES)]
         queue.scene.change(1, table=table)
-        queue.submit_syncs(table)
-        queue.submit_nothing(storm.jobs // storm.kills - 1)
+        queue.submit_sync(table, max_attempts=100)
+        queue.submit_nothing(storm.jobs // storm.kills - 1, max_attempts=100)
         victim = rng.choice([one for one in living if is_ready(one)] or living)
         until(lambda victim=victim: is_ready(victim), "a worker to be ready")  # type: ignore[misc]
         if number % 4 == 3:
             # In the middle of the quick ones, which are over in no time.
-            queue.submit_nothing(storm.jobs % storm.kills + 1)
+            queue.submit_nothing(storm.jobs % storm.kills + 1, max_attempts=100)
         else:
             time.sleep(rng.uniform(0.0, 1.5))
         assert victim.kill().code == -signal.SIGKILL

@@ -16,23 +16,12 @@ from psycopg.conninfo import make_conninfo
 
 from acceptance.conftest import MakeScene
 from acceptance.harness import Scene
-from acceptance.oracle import assert_idle, scalar
+from acceptance.oracle import scalar
 from acceptance.processes import until
 from acceptance.proxy import SilentProxy
-from acceptance.queueing import (
-    SlowStage,
-    assert_each_ended_once,
-    counts,
-    opened,
-    published,
-    start_command,
-    start_worker,
-    status_of,
-    submit_nothing,
-    submit_sync,
-    wait_until_ended,
-    wait_until_ready,
-)
+from acceptance.published import published
+from acceptance.queueing import Queue
+from acceptance.slow_stage import SlowStage
 from conftest import FAST
 from tidegate.control.jobs import Jobs
 from tidegate.errors import TidegateError
@@ -80,7 +69,7 @@ def behind(scene: Scene, proxy: SilentProxy) -> Scene:
 
 
 @contextmanager
-def submitting(scene: Scene, jobs: int, pause: float) -> Iterator[Callable[[], None]]:
+def submitting(queue: Queue, jobs: int, pause: float) -> Iterator[Callable[[], None]]:
     """Submit jobs all the while, each until it is in; calling it waits for the last."""
 
     def submit() -> None:
@@ -95,7 +84,7 @@ def submitting(scene: Scene, jobs: int, pause: float) -> Iterator[Callable[[], N
             )
             while True:
                 try:
-                    with opened(scene) as project, project.context.plane.connect() as control:
+                    with queue.opened() as project, project.context.plane.connect() as control:
                         Jobs(project.context.plane).submit(control, request, "test")
                     break
                 except (psycopg.Error, TidegateError):
@@ -108,27 +97,27 @@ def submitting(scene: Scene, jobs: int, pause: float) -> Iterator[Callable[[], N
     thread.join()
 
 
-def assert_all_done(scene: Scene, jobs: int) -> None:
-    until(lambda: counts(scene) == {"done": jobs}, f"{jobs} jobs to be done")
-    assert_each_ended_once(scene)
-    assert_idle(scene.control)
+def assert_all_done(queue: Queue, jobs: int) -> None:
+    until(lambda: queue.counts() == {"done": jobs}, f"{jobs} jobs to be done")
+    queue.assert_ended_once()
 
 
 def test_jobs_are_done_once_while_postgres_is_stopped_and_crashes(
     make_scene: MakeScene, doomed: EmbeddedServer
 ) -> None:
     scene = make_scene(2, control=doomed.conninfo(), worker=WORKER)
-    worker = start_worker(scene, "--concurrency", "4")
-    with submitting(scene, 100, pause=0.02) as submitted:
+    queue = Queue(scene)
+    worker = queue.start_ready("--concurrency", "4")
+    with submitting(queue, 100, pause=0.02) as submitted:
         for how in ("fast", "immediate"):
-            seen = sum(counts(scene).values())
-            until(lambda seen=seen: sum(counts(scene).values()) > seen + 10, "some jobs")  # type: ignore[misc]
+            seen = sum(queue.counts().values())
+            until(lambda seen=seen: sum(queue.counts().values()) > seen + 10, "some jobs")  # type: ignore[misc]
             lost = worker.err.count(LOST)
             assert doomed.stop(how)
             worker.wait_for(lambda lost=lost: worker.err.count(LOST) > lost, "it to notice")  # type: ignore[misc]
             doomed.start()
         submitted()
-    assert_all_done(scene, 100)
+    assert_all_done(queue, 100)
     assert worker.alive
     assert "Traceback" not in worker.err, worker.err
 
@@ -140,18 +129,19 @@ def test_jobs_are_done_once_while_every_session_is_ended_twice_a_second(
     scene = make_scene(
         3, tables=("orders", "parts"), worker={**WORKER, "max_attempts": "50"}, batch_rows=20
     )
-    worker = start_worker(scene, "--concurrency", "2")
-    loads = [submit_sync(scene, "orders"), submit_sync(scene, "parts")]
+    queue = Queue(scene)
+    worker = queue.start_ready("--concurrency", "2")
+    loads = [queue.submit_sync("orders"), queue.submit_sync("parts")]
     number = 10 * seconds
     ended = 0
-    with submitting(scene, number, pause=0.05) as submitted:
+    with submitting(queue, number, pause=0.05) as submitted:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             ended += end_sessions(scene)
             time.sleep(0.5)
         submitted()
     assert ended > 2 * seconds
-    assert_all_done(scene, number + len(loads))
+    assert_all_done(queue, number + len(loads))
     scene.assert_exact()
     assert worker.alive
     assert "Traceback" not in worker.err, worker.err
@@ -161,15 +151,16 @@ def test_a_worker_notices_that_what_it_listens_on_has_fallen_silent(
     make_scene: MakeScene, proxy: SilentProxy
 ) -> None:
     scene = behind(make_scene(3, worker=WORKER), proxy)
-    worker = start_worker(scene)
-    wait_until_ended(scene, *submit_nothing(scene))
+    queue = Queue(scene)
+    worker = queue.start_ready()
+    queue.wait_until_ended(*queue.submit_nothing())
     proxy.fall_silent(for_new_lines=False)
     started = time.monotonic()
-    (job_id,) = submit_nothing(scene)
-    wait_until_ended(scene, job_id)
+    (job_id,) = queue.submit_nothing()
+    queue.wait_until_ended(job_id)
     assert time.monotonic() - started < 1 + ANSWER_SECONDS + SLACK_SECONDS
     assert "control_database_lost" in worker.err
-    assert_all_done(scene, 2)
+    assert_all_done(queue, 2)
 
 
 def test_a_worker_that_cannot_beat_gives_its_attempt_up_before_its_lease_is_over(
@@ -178,9 +169,10 @@ def test_a_worker_that_cannot_beat_gives_its_attempt_up_before_its_lease_is_over
     slow = SlowStage(tmp_path)
     worker = {**WORKER, "lease": "9s", "heartbeat": "3s"}
     scene = behind(make_scene(3, pipelines=slow.pipelines, worker=worker), proxy)
+    queue = Queue(scene)
     slow.close_gate()
-    first = start_worker(scene, "--concurrency", "1")
-    job_id = submit_sync(scene)
+    first = queue.start_ready("--concurrency", "1")
+    job_id = queue.submit_sync()
     first.wait_for(lambda: slow.is_busy, "the transformation to run")
     slow.open_gate()
     proxy.fall_silent(for_new_lines=True)
@@ -188,12 +180,11 @@ def test_a_worker_that_cannot_beat_gives_its_attempt_up_before_its_lease_is_over
     assert lease_lasts(scene, job_id)
     assert "why='its lease is running out'" in first.err
     # What is left of the first worker's session still holds its lock, as after a half-open line.
-    second = start_command(
-        scene, "worker", "--concurrency", "1", before=("--set", f"project.control={scene.control}")
+    second = queue.start_ready(
+        "--concurrency", "1", before=("--set", f"project.control={scene.control}")
     )
-    wait_until_ready(second)
-    wait_until_ended(scene, job_id)
-    assert status_of(scene, job_id) == "done"
+    queue.wait_until_ended(job_id)
+    assert queue.job(job_id).status == "done"
     assert scalar(
         scene.control,
         "SELECT array_agg(outcome ORDER BY started_at) FROM tidegate_control.job_attempts",
@@ -204,20 +195,21 @@ def test_a_worker_that_cannot_beat_gives_its_attempt_up_before_its_lease_is_over
     proxy.speak_again()
     assert published(scene) == after
     scene.assert_exact()
-    assert_each_ended_once(scene)
+    queue.assert_each_ended_once()
     # The first one has found its way back.
     second.kill_all()
-    wait_until_ended(scene, *submit_nothing(scene))
+    queue.wait_until_ended(*queue.submit_nothing())
 
 
 def test_a_job_is_found_without_being_announced_and_on_time(make_scene: MakeScene) -> None:
     poll = 4.0
     scene = make_scene(1, worker={**WORKER, "poll": f"{poll:.0f}s"})
-    start_worker(scene)
-    wait_until_ended(scene, *submit_nothing(scene))
+    queue = Queue(scene)
+    queue.start_ready()
+    queue.wait_until_ended(*queue.submit_nothing())
     started = time.monotonic()
     quiet = submit_without_notice(scene)
-    wait_until_ended(scene, quiet, seconds=poll + SLACK_SECONDS)
+    queue.wait_until_ended(quiet, seconds=poll + SLACK_SECONDS)
     assert time.monotonic() - started < poll + SLACK_SECONDS
     # One that waits for a table, and whose time has come long ago, must not hide the others.
     waiting = submit_without_notice(
@@ -227,12 +219,12 @@ def test_a_job_is_found_without_being_announced_and_on_time(make_scene: MakeScen
     )
     late = []
     for delay in (0.3, 0.8, 1.3, 1.8):
-        (job_id,) = submit_nothing(scene, delay_seconds=delay)
-        wait_until_ended(scene, job_id)
+        (job_id,) = queue.submit_nothing(delay_seconds=delay)
+        queue.wait_until_ended(job_id)
         late.append(seconds_late(scene, job_id, delay))
     assert max(late) < 1.5, late
     assert min(late) >= 0, late
-    assert status_of(scene, waiting) == "pending"
+    assert queue.job(waiting).status == "pending"
 
 
 def end_sessions(scene: Scene) -> int:

@@ -12,7 +12,7 @@ import pytest
 from acceptance import oracle
 from acceptance.conftest import MakeQueue
 from acceptance.processes import Ended, Process, until
-from acceptance.workers import QUICK, Queue
+from acceptance.queueing import QUICK, Queue
 
 # Two by the rules; this machine may be busy.
 SOON_SECONDS = 3.5
@@ -72,7 +72,7 @@ def test_told_while_its_job_sits_in_spark(make_queue: MakeQueue, number: signal.
     go_on, asleep = scene.flag("go-on"), scene.flag("asleep")
     scene.pipelines = SLEEPING.format(go_on=str(go_on), asleep=str(asleep))
     scene.write_project()
-    job_id = queue.submit_sync()
+    job_id = queue.submit_locked_sync()
     process = queue.start()
     process.wait_for(asleep.exists, "Spark's worker to sleep")
     ended = tell(process, number)
@@ -84,7 +84,7 @@ def test_told_while_its_job_sits_in_spark(make_queue: MakeQueue, number: signal.
 
 def told_inside_publish(queue: Queue, point: str, number: signal.Signals, is_in: bool) -> None:
     """Never failed with data present: it is pending, and whoever takes it up finds the marker."""
-    job_id = queue.submit_sync()
+    job_id = queue.submit_locked_sync()
     process, flag = queue.start_and_hold(point)
     ended = tell(process, number)
     assert ended.code == 1, ended
@@ -120,7 +120,7 @@ def test_told_anywhere_in_publish(
 def test_told_while_it_cannot_give_its_job_back(make_queue: MakeQueue) -> None:
     """It goes all the same; the job is taken back by the next, since its session is gone."""
     queue = make_queue(2)
-    job_id = queue.submit_sync()
+    job_id = queue.submit_locked_sync()
     process, flag = queue.start_and_hold("fence.raised")
     with queue.locked(job_id):
         ended = tell(process)
@@ -138,7 +138,7 @@ def tell_again(process: Process) -> bool:
 
 def test_told_twice(make_queue: MakeQueue) -> None:
     queue = make_queue(2)
-    job_id = queue.submit_sync()
+    job_id = queue.submit_locked_sync()
     process, _ = queue.start_and_hold("fence.raised")
     with queue.locked(job_id):
         process.send(signal.SIGTERM)
@@ -165,10 +165,10 @@ def test_a_vacuum_that_is_told_to_stop_has_failed(make_queue: MakeQueue) -> None
     scene = queue.scene
     flag = scene.flag("vacuuming")
     process = queue.start(failpoint=f"vacuum.chunk=wait:{flag}")
-    queue.wait_for(queue.submit_sync())
+    queue.wait_for(queue.submit_locked_sync())
     with psycopg.connect(scene.source, autocommit=True) as connection:
         connection.execute("UPDATE orders SET total = total + 1, updated_at = now()")
-    queue.wait_for(queue.submit_sync())
+    queue.wait_for(queue.submit_locked_sync())
     job_id = queue.submit_vacuum()
     process.wait_for(flag.exists, "a chunk to be gone")
     ended = tell(process)
@@ -183,7 +183,7 @@ def test_a_vacuum_that_is_told_to_stop_has_failed(make_queue: MakeQueue) -> None
 def test_many_quick_jobs_are_given_back_when_told_to_stop(make_queue: MakeQueue) -> None:
     """What was claimed together, and is in nobody's thread, counts as no crash either."""
     queue = make_queue(1)
-    queue.submit_nothing(2000)
+    queue.submit_nothing(2000, max_attempts=100)
     process = queue.start("--concurrency", "50")
     process.wait_for(lambda: 0 < queue.unfinished() < 1900, "some jobs to be done")
     ended = tell(process)
@@ -202,12 +202,12 @@ def test_exit_codes_of_once_and_burst(make_queue: MakeQueue) -> None:
     ended = queue.start("--once").wait()
     assert ended.code == 0, ended
     assert "0 done" in ended.out, ended
-    first, second = queue.submit_nothing(2)
+    first, second = queue.submit_nothing(2, max_attempts=100)
     assert queue.start("--once").wait().code == 0
     assert [queue.job(first).status, queue.job(second).status] == ["done", "pending"]
     with psycopg.connect(queue.scene.source, autocommit=True) as connection:
         connection.execute("ALTER TABLE orders RENAME TO gone")
-    failing = queue.submit_sync("orders")
+    failing = queue.submit_locked_sync("orders")
     ended = queue.start("--burst", "--concurrency", "1").wait()
     assert ended.code == 1, ended
     assert queue.job(second).status == "done"

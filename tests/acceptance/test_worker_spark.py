@@ -50,7 +50,7 @@ def test_two_syncs_run_side_by_side(make_queue: MakeQueue) -> None:
     scene = queue.scene
     scene.pipelines = MEETING.format(folder=str(scene.folder))
     scene.write_project()
-    jobs = [queue.submit_sync(name) for name in ("orders", "returns")]
+    jobs = [queue.submit_locked_sync(name) for name in ("orders", "returns")]
     queue.burst("--concurrency", "2")
     assert [queue.job(one).attempt_count for one in jobs] == [1, 1]
     queue.assert_all_done()
@@ -61,16 +61,16 @@ def test_spark_stays_warm_between_jobs_and_is_started_again_when_it_died(
 ) -> None:
     queue = make_queue(1, spark=LOCAL, partitions=1)
     process = queue.start("--concurrency", "1")
-    queue.wait_for(queue.submit_sync())
+    queue.wait_for(queue.submit_locked_sync())
     warm = java(process)
     assert len(warm) == 1
     queue.scene.change()
-    queue.wait_for(queue.submit_sync())
+    queue.wait_for(queue.submit_locked_sync())
     assert java(process) == warm
     os.kill(warm[0], signal.SIGKILL)
     until(lambda: java(process) == [], "the JVM to be gone")
     queue.scene.change()
-    job_id = queue.submit_sync()
+    job_id = queue.submit_locked_sync()
     queue.wait_for(job_id)
     assert len(java(process)) == 1
     assert java(process) != warm

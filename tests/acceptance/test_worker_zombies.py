@@ -13,7 +13,7 @@ import pytest
 from acceptance.conftest import LOCAL, MakeQueue
 from acceptance.oracle import assert_ledger, staging_tables, wait_until_left
 from acceptance.processes import Process
-from acceptance.workers import SHORT_LEASE, Queue, is_stopped
+from acceptance.queueing import SHORT_LEASE, Queue, is_stopped
 
 # In stage, in check, in publish and just before the end.
 POINTS = ("stage.done", "check.done", "publish.marked", "publish.applied", "job.finishing")
@@ -45,7 +45,7 @@ def finish_elsewhere(queue: Queue) -> None:
 
 
 def stopped_past_its_lease(queue: Queue, point: str) -> None:
-    queue.submit_sync()
+    queue.submit_locked_sync()
     zombie = queue.start("--once", failpoint=f"{point}=stop")
     zombie.wait_for(lambda: is_stopped(zombie.pid), point)
     finish_elsewhere(queue)
@@ -70,7 +70,7 @@ def test_a_worker_that_wakes_up_to_a_signal_gives_nothing_of_another_back(
 ) -> None:
     """The job that its thread still sits in has become its successor's."""
     queue = make_queue(2, worker=SHORT_LEASE)
-    job_id = queue.submit_sync()
+    job_id = queue.submit_locked_sync()
     zombie, _ = queue.start_and_hold("fence.raised")
     zombie.stop()
     successor, flag = queue.start_and_hold("stage.done")
@@ -94,7 +94,7 @@ def test_a_worker_wakes_up_anywhere(make_queue: MakeQueue, databases: int, point
     queue = make_queue(databases, worker=SHORT_LEASE)
     stopped_past_its_lease(queue, point)
     queue.scene.change()
-    queue.submit_sync()
+    queue.submit_locked_sync()
     queue.burst()
     queue.assert_all_done()
     queue.scene.assert_nothing_staged()
@@ -108,7 +108,7 @@ def test_a_worker_wakes_up_with_all_its_spark(
 ) -> None:
     """Driver, JVM and Python workers sleep in the middle of a COPY."""
     queue = make_queue(databases, worker=SHORT_LEASE, spark=LOCAL, partitions=1)
-    queue.submit_sync()
+    queue.submit_locked_sync()
     zombie, flag = queue.start_and_hold(point, "--once")
     zombie.stop()
     finish_elsewhere(queue)

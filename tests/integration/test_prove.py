@@ -18,6 +18,8 @@ from integration.conftest import Database, MakePlace, Place
 from tidegate.failpoints import POINTS
 from tidegate.postgres.embedded import EmbeddedServer
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 ELSEWHERE = ("adopt.", "evolve.", "vacuum.", "cancel.")
 PASSED = [point for point in POINTS if not point.startswith(ELSEWHERE)]
 ORDERS = {

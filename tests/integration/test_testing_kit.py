@@ -12,6 +12,8 @@ import pytest
 
 from conftest import MakeDatabase
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 TOML = """
 [project]
 name = "kit"

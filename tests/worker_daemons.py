@@ -1,7 +1,7 @@
 """The daemons of Spark's Python workers, forked from a process that is warm.
 
-Every session of a Spark Connect server has a daemon of its own, and so has every run of a test.
-`serve` is that process; `ask` is what the server starts in place of Python.
+Every session of a Spark Connect server has a daemon of its own, and so has every Spark that a test
+starts. `serve` is that process; `ask` is what Spark starts in place of Python.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 _STREAMS = (0, 1, 2)
 _LARGEST = 1 << 20
@@ -41,16 +44,30 @@ def serve(path: str) -> None:
     # Closed with the daemon, though not with its workers: who asked waits for that.
     os.set_inheritable(asking.fileno(), False)
     os.register_at_fork(after_in_child=asking.close)
-    os.environ.clear()
-    os.environ.update(json.loads(message))
+    _be_like(json.loads(message))
     daemon.manager()
+
+
+def _be_like(asking: Mapping[str, Any]) -> None:
+    """Have the environment, the folder and the modules of who was started as a daemon."""
+    from tidegate import failpoints
+
+    os.environ.clear()
+    os.environ.update(asking["environment"])
+    os.chdir(asking["folder"])
+    failpoints._armed = failpoints._parse(os.environ.get("TIDEGATE_FAILPOINT", ""))
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    # Spark's own zip files are what is imported here already.
+    new = [place for place in given if place and place not in sys.path and ".zip" not in place]
+    sys.path[:1] = [asking["folder"], *new]
 
 
 def ask(path: str) -> None:
     """Be a daemon by proxy, for as long as it lives."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as serving:
         serving.connect(path)
-        socket.send_fds(serving, [json.dumps(dict(os.environ)).encode()], list(_STREAMS))
+        message = {"environment": dict(os.environ), "folder": str(Path.cwd())}
+        socket.send_fds(serving, [json.dumps(message).encode()], list(_STREAMS))
         for stream in _STREAMS:
             os.close(stream)
         serving.recv(1)
