@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
+from tidegate.destinations.deletes import refuse_deletes
 from tidegate.errors import DriftRefused, TargetGone
 from tidegate.lake import statements
 from tidegate.lake.session import LakeSession
@@ -37,17 +38,15 @@ class LakeLayout:
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
-def check_present(
+def gone(
     table: LakeTable | None, relation: Relation, watermark: Watermark, project: str
-) -> None:
-    """Refuse to go on from a watermark whose rows are not there any more."""
-    if table is not None and table.rows() > 0:
-        return
+) -> TargetGone:
+    """Nobody goes on from a watermark whose rows are not there any more."""
     recorded = f"{watermark.rows_synced} rows are recorded in it" + (
         f" up to {watermark.value}" if watermark.value else ""
     )
     what = "does not exist" if table is None else "is empty"
-    raise TargetGone(
+    return TargetGone(
         f"{relation} {what}, but {recorded}",
         (
             "to load everything again: tidegate run NAME --full-refresh; to go on from elsewhere: "
@@ -65,6 +64,7 @@ def ensure_target(
     layout: LakeLayout,
 ) -> tuple[str, ...]:
     """Make the table, or let it follow the rows; returns what the user should know."""
+    refuse_deletes(relation, shape, rules)
     if table is None:
         columns = [(column.name, column.target_type) for column in shape.columns]
         with open_session() as session:
