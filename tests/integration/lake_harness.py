@@ -48,6 +48,10 @@ class Lake:
     database: Database
     catalog: Catalog
     sessions: SparkSessions
+    tables: str
+    """where the catalog, ours or not, keeps what it knows"""
+    backend: Database
+    """the database of that"""
 
     @property
     def schema(self) -> str:
@@ -79,7 +83,7 @@ def make_lake(
         control=lambda: spelled_out(database),
         lease=partial(open_session, database.conninfo),
     )
-    return Lake(database, catalog, sessions)
+    return Lake(database, catalog, sessions, f"{catalog.schema}.iceberg_tables", database)
 
 
 def spelled_out(database: Database) -> str:
@@ -222,10 +226,10 @@ class LakeHarness:
     def refuse_writes(self) -> None:
         """A catalog that commits nothing to this table any more."""
         name = self.destination.relation.name
-        self.lake.database.execute(
+        self.lake.backend.execute(
             f"CREATE FUNCTION refuse_{name}() RETURNS trigger LANGUAGE plpgsql AS"
             " 'BEGIN RAISE EXCEPTION ''the disk is full''; END'",
-            f"CREATE TRIGGER refuse BEFORE UPDATE ON {self.lake.schema}.iceberg_tables"
+            f"CREATE TRIGGER refuse BEFORE UPDATE ON {self.lake.tables}"
             f" FOR EACH ROW WHEN (OLD.table_name = '{name}') EXECUTE FUNCTION refuse_{name}()",
         )
 
@@ -260,8 +264,8 @@ class LakeHarness:
 
     def metadata_location(self) -> str:
         return str(
-            self.lake.database.value(
-                f"SELECT metadata_location FROM {self.lake.schema}.iceberg_tables"
+            self.lake.backend.value(
+                f"SELECT metadata_location FROM {self.lake.tables}"
                 f" WHERE table_name = '{self.destination.relation.name}'"
             )
         )

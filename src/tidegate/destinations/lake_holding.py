@@ -11,7 +11,7 @@ from tidegate.errors import FenceLost, StagingLost
 from tidegate.lake.catalog import Catalog
 from tidegate.lake.files import count_rows
 from tidegate.lake.metadata import file_io, read_table
-from tidegate.ledger.fences import Fence, Fences
+from tidegate.ledger.fences import Fence, Fences, publisher_name
 from tidegate.ledger.ledger import Ledger
 from tidegate.model.lake import LakeTable
 from tidegate.model.load import StagedWrite
@@ -69,12 +69,15 @@ class LakeHolding:
                     "this attempt publishes nothing; the newer one carries on",
                 )
 
-    def bound(self, connection: Connection, idle_seconds: float) -> None:
-        """How long the caller's transaction may wait for the fence, and hold it in idleness."""
+    def hold_fence(self, connection: Connection, fence: Fence, idle_seconds: float) -> None:
+        """Hold the fence in the caller's transaction; FenceLost when it is not ours.
+
+        A newer attempt that waits for it finds this session by its name, and may end it.
+        """
         for name, value in (
-            ("lock_timeout", self.lock_timeout_seconds),
-            ("idle_in_transaction_session_timeout", max(1.0, idle_seconds)),
+            ("lock_timeout", f"{max(1, int(self.lock_timeout_seconds * 1000))}ms"),
+            ("idle_in_transaction_session_timeout", f"{int(max(1.0, idle_seconds) * 1000)}ms"),
+            ("application_name", publisher_name(fence.attempt_id)),
         ):
-            connection.execute(
-                "SELECT set_config(%s, %s, true)", (name, f"{max(1, int(value * 1000))}ms")
-            )
+            connection.execute("SELECT set_config(%s, %s, true)", (name, value))
+        self.fences.lock(connection, fence)

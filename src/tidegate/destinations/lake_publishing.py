@@ -34,7 +34,6 @@ _IDLE_SECONDS = 30.0
 # How Iceberg, or our trigger in its catalog, says that somebody else has committed first.
 _CONFLICTS = (
     "CommitFailedException",
-    "CommitStateUnknownException",
     "another commit came first",
     "Found conflicting",
 )
@@ -153,8 +152,7 @@ class LakePublishing:
             return
         publication = self.publication
         with self.holding.open() as connection, connection.transaction():
-            self.holding.bound(connection, publication.remaining_seconds())
-            self.holding.fences.lock(connection, publication.fence)
+            self.holding.hold_fence(connection, publication.fence, publication.remaining_seconds())
             self._settled(commit, intent)
             record(connection, self.holding.ledger, self.holding.relation, intent)
 
@@ -241,8 +239,8 @@ class LakePublishing:
     def _record(self, intent: Intent) -> None:
         holding, publication = self.holding, self.publication
         with holding.open() as connection, connection.transaction():
-            holding.bound(connection, min(publication.remaining_seconds(), _IDLE_SECONDS))
-            holding.fences.lock(connection, publication.fence)
+            idle_seconds = min(publication.remaining_seconds(), _IDLE_SECONDS)
+            holding.hold_fence(connection, publication.fence, idle_seconds)
             record(connection, holding.ledger, holding.relation, intent)
 
     def _adopt(self, folders: Collection[str]) -> None:
