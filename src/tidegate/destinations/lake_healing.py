@@ -6,26 +6,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tidegate.destinations.apply import Applied
 from tidegate.destinations.publication import Publication
 from tidegate.errors import DestinationError
+from tidegate.lake.catalog import Catalog
+from tidegate.lake.evidence import find_load
 from tidegate.ledger.intents import Intent, Intents
 from tidegate.ledger.ledger import Ledger
 from tidegate.ledger.markers import Markers
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.log import log
+from tidegate.model.batch import BatchKind
 from tidegate.model.cursor import CursorType
 from tidegate.model.lake import LakeTable, Seen
 from tidegate.model.relation import Relation
+from tidegate.model.rules import Mode
 from tidegate.model.watermark import Watermark
 from tidegate.postgres.connect import Connection
 
 
-def move_of(publication: Publication) -> dict[str, Any] | None:
+def move_of(publication: Publication, applied: Applied | None = None) -> dict[str, Any] | None:
     """How a publish moves the watermark, for whoever has to record it in its place."""
     before = publication.watermark
     if before is None:
         return None
     after = before.after(publication.batch, publication.rows, publication.update_id)
+    synced = after.rows_synced
+    if applied is not None and applied.emptied and not (applied.first and before.rows_synced):
+        # Deletes took the last row: none is recorded, lest the next load finds them missing.
+        synced = 0
     kind = publication.cursor_type
     return {
         "pipeline": before.pipeline,
@@ -34,6 +43,7 @@ def move_of(publication: Publication) -> dict[str, Any] | None:
         "value": after.value,
         "position": None if after.position is None else list(after.position),
         "rows": publication.rows,
+        "rows_synced": synced,
         "cursor_type": None if kind is None else kind.value,
         "moved_by": publication.moved_by,
         "kind": publication.batch.kind.value,
@@ -41,18 +51,23 @@ def move_of(publication: Publication) -> dict[str, Any] | None:
     }
 
 
-def record(
-    connection: Connection, ledger: Ledger, relation: Relation, publication: Publication
-) -> None:
-    """Marker and watermark of a load that is in, in the caller's transaction under the fence."""
+def intent_of(
+    publication: Publication,
+    base: int | None = None,
+    snapshot: int | None = None,
+    applied: Applied | None = None,
+) -> Intent:
+    """What an attempt is about to publish, or has."""
     fence = publication.fence
-    _record(
-        connection,
-        ledger,
-        relation,
-        Intent(
-            publication.update_id, fence.attempt_id, fence.token, None, None, move_of(publication)
-        ),
+    full = publication.batch.kind is BatchKind.FULL
+    return Intent(
+        publication.update_id,
+        fence.attempt_id,
+        fence.token,
+        base,
+        snapshot,
+        move_of(publication, applied),
+        repeatable=full or publication.rules.mode is not Mode.APPEND,
     )
 
 
@@ -60,31 +75,43 @@ def record(
 class Healing:
     """Settles the intents of one table."""
 
+    catalog: Catalog
     ledger: Ledger
     relation: Relation
+
+    def see(self, table: LakeTable | None, intent: Intent) -> Seen:
+        """Whether what was intended has come about."""
+        if table is None:
+            return Seen.UNPUBLISHED
+        return find_load(self.catalog, table, intent.update_id, intent.base, intent.snapshot)
 
     def settle(
         self, connection: Connection, table: LakeTable | None, keep: str | None = None
     ) -> None:
         """Record what turned out to be in; give up the rest, except that of the attempt `keep`."""
-        intents = Intents(self.ledger)
-        name = str(self.relation)
+        intents, name = Intents(self.ledger), str(self.relation)
         for intent in intents.of_table(connection, name):
-            seen = Seen.UNPUBLISHED
-            if table is not None:
-                seen = table.see(intent.update_id, intent.base)
-            if seen is Seen.PUBLISHED:
-                _record(connection, self.ledger, self.relation, intent)
-                log.info("intent_healed", table=name, update_id=intent.update_id)
-            elif intent.attempt_id == keep or intent.abandoned:
+            if Markers(self.ledger).exists(connection, intent.update_id, self.relation):
+                intents.settle(connection, name, intent.update_id)
                 continue
-            elif seen is Seen.UNKNOWN:
-                _refuse_unknown(self.relation, intent)
+            if intent.abandoned and table is not None:
+                # Its branch was dropped, so it is in only if it can be seen there.
+                seen = table.see(intent.update_id, intent.base)
             else:
+                seen = self.see(table, intent)
+            if seen is Seen.PUBLISHED:
+                record(connection, self.ledger, self.relation, intent)
+                log.info("intent_healed", table=name, update_id=intent.update_id)
+            elif intent.abandoned:
+                continue
+            elif seen is Seen.UNKNOWN and not intent.repeatable:
+                raise unknown_outcome(self.relation, self.catalog.name, intent)
+            elif intent.attempt_id != keep:
                 intents.abandon(connection, name, intent)
 
 
-def _record(connection: Connection, ledger: Ledger, relation: Relation, intent: Intent) -> None:
+def record(connection: Connection, ledger: Ledger, relation: Relation, intent: Intent) -> None:
+    """Marker and watermark of a load that is in, in the caller's transaction under the fence."""
     name = str(relation)
     if Markers(ledger).touch(connection, intent.update_id, relation) and intent.move is not None:
         _move(connection, ledger, name, intent, intent.move)
@@ -107,7 +134,7 @@ def _move(
         move["value"],
         generation=now.generation,
         version=now.version + 1,
-        rows_synced=now.rows_synced + move["rows"],
+        rows_synced=move["rows_synced"],
         position=position,
         update_id=intent.update_id,
     )
@@ -121,13 +148,17 @@ def _move(
         moved_by=move["moved_by"],
         reason=f"load {move['kind']}",
         declaration=move["declaration"],
+        rows=move["rows"],
     )
 
 
-def _refuse_unknown(relation: Relation, intent: Intent) -> None:
-    raise DestinationError(
-        f"whether {intent.update_id} is in {relation} cannot be told: the snapshots that would "
-        "say so have expired",
-        f"look whether its rows are there; if they are: tidegate marker touch LAKE:{relation} "
-        f"{intent.update_id}; if not: tidegate marker forget LAKE:{relation} {intent.update_id}",
+def unknown_outcome(relation: Relation, connection_name: str, intent: Intent) -> DestinationError:
+    """Nobody can tell whether the rows are in, and they must not be in twice."""
+    target = f"{connection_name}:{relation}"
+    return DestinationError(
+        f"whether the load {intent.update_id} is in {target} cannot be told: the snapshots and "
+        "the metadata that would say so have expired",
+        "look whether its rows are there; if they are: "
+        f"tidegate marker touch {target} {intent.update_id}; if not: "
+        f"tidegate marker forget {target} {intent.update_id}",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from tidegate.destinations.apply import Applied
 from tidegate.lake import statements
 from tidegate.lake.catalog import backticked
 from tidegate.lake.files import staged_path
@@ -12,7 +13,7 @@ from tidegate.lake.metadata import read_table
 from tidegate.lake.registering import register_files
 from tidegate.lake.session import LakeSession
 from tidegate.model.batch import Batch, BatchKind
-from tidegate.model.lake import MAIN, LakeTable
+from tidegate.model.lake import MAIN, UPDATE_ID, LakeTable
 from tidegate.model.load import StagedWrite
 from tidegate.model.relation import Relation
 from tidegate.model.rules import Duplicates, Mode, Rules
@@ -44,57 +45,72 @@ class LakeRows:
 
     def view(self) -> str:
         """The name under which this session's statements find the rows."""
-        schema = ", ".join(
-            f"{backticked(column.name)} {column.staged_type}" for column in self.shape.columns
-        )
+        schema = ", ".join(f"{backticked(name)} {kind}" for name, kind in self.shape.staged)
         frame = self.session.spark.read.schema(schema).parquet(*self.paths)
         frame.createOrReplaceTempView(statements.STAGED)
         return backticked(statements.STAGED)
 
     def apply(
         self, table: LakeTable, branch: str | None, batch: Batch, marks: Mapping[str, str]
-    ) -> int:
-        """Put the rows in; returns how many rows of the table changed."""
+    ) -> Applied:
+        """Put the rows in, on a branch or straight on main."""
         full = batch.kind is BatchKind.FULL
-        before = table.rows(branch or MAIN)
+        had = self._has_rows(table, branch)
         into = statements.branch_table(self.session.catalog, self.relation, branch)
         if not self.writes:
-            if full and before:
+            if full and had:
                 self.session.run(statements.clear_rows(into))
-            return before if full else 0
+            return Applied(table.rows(branch or MAIN) if full else 0, first=False)
         shape, mode = self.shape, self.rules.mode
         newest = self.rules.duplicates is Duplicates.NEWEST and mode is not Mode.APPEND
-        folds = newest and bool(shape.key) and not shape.key_is_unique
-        only_adds = not before or (mode is Mode.APPEND and not full)
-        if only_adds and not folds and table.is_plain and self.session.is_classic:
+        folds = newest and shape.may_repeat_keys
+        # On main itself others may add rows at any moment.
+        only_adds = self.only_adds(batch) or (branch is not None and not had)
+        is_whole = not folds and shape.deleted is None
+        if only_adds and is_whole and table.is_plain and self.session.is_classic:
             self._register(branch, marks)
-            return self.count
+            return Applied(self.count, first=not had)
         rows = self.view()
         if folds:
             rows = statements.newest_rows(rows, shape)
         if only_adds or not shape.key or mode is Mode.APPEND:
-            overwrite = bool(before) and not only_adds
-            self.session.run(statements.insert_rows(into, rows, shape, overwrite=overwrite))
-            return self.count if not folds else self._added(branch)
-        newest_wins = mode is Mode.MERGE and not full
-        self.session.run(
-            statements.merge_rows(into, rows, shape, newest_wins=newest_wins, full=full)
+            statement = statements.insert_rows(into, rows, shape, overwrite=not only_adds)
+        else:
+            newest_wins = mode is not Mode.DELETE_INSERT and not full
+            statement = statements.merge_rows(into, rows, shape, newest_wins=newest_wins, full=full)
+        self.session.run(statement)
+        after = read_table(self.session.catalog, self.relation)
+        assert after is not None
+        return Applied(
+            _count_changed(after, branch, marks),
+            first=not had,
+            emptied=shape.deleted is not None and not self._has_rows(after, branch),
         )
-        return self._changed(branch)
+
+    def only_adds(self, batch: Batch) -> bool:
+        """Whether the rows go beside what is there, whatever that is."""
+        return self.rules.mode is Mode.APPEND and batch.kind is not BatchKind.FULL
 
     def _register(self, branch: str | None, marks: Mapping[str, str]) -> None:
         self.adopt({write.write_id.partition("/")[0] for write in self.writes})
         register_files(self.session, self.relation, branch, self.paths, marks)
 
-    def _changed(self, branch: str | None) -> int:
-        table = read_table(self.session.catalog, self.relation)
-        assert table is not None
-        snapshot = next(iter(table.ancestors(branch or MAIN)))
-        return sum(
-            snapshot.count(f"{_MERGED}{what}") for what in ("updated", "inserted", "deleted")
-        )
+    def _has_rows(self, table: LakeTable, branch: str | None) -> bool:
+        told = table.has_rows(branch or MAIN)
+        if told is not None:
+            return told
+        into = statements.branch_table(self.session.catalog, self.relation, branch)
+        return bool(self.session.run(statements.find_row(into)))
 
-    def _added(self, branch: str | None) -> int:
-        table = read_table(self.session.catalog, self.relation)
-        assert table is not None
-        return next(iter(table.ancestors(branch or MAIN))).count("added-records")
+
+def _count_changed(table: LakeTable, branch: str | None, marks: Mapping[str, str]) -> int:
+    """How many rows the commit of this load touched, as its summary says."""
+    mine = (one for one in table.ancestors(branch or MAIN) if one.update_id == marks[UPDATE_ID])
+    snapshot = next(mine, None)
+    if snapshot is None:
+        return 0
+    merged = [f"{_MERGED}{what}" for what in ("updated", "inserted", "deleted")]
+    if not any(name in snapshot.summary for name in merged):
+        # Spark writes a merge that can only insert as an insert.
+        return snapshot.count("added-records")
+    return sum(map(snapshot.count, merged))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+from tidegate.destinations.deletes import refuse_deletes
 from tidegate.errors import DriftRefused, TargetGone
 from tidegate.lake import statements
 from tidegate.lake.catalog import backticked
@@ -29,17 +30,15 @@ _WIDER = {("int", "bigint"), ("float", "double")}
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)\Z")
 
 
-def check_present(
+def gone(
     table: LakeTable | None, relation: Relation, watermark: Watermark, project: str
-) -> None:
-    """Refuse to go on from a watermark whose rows are not there any more."""
-    if table is not None and table.rows() > 0:
-        return
+) -> TargetGone:
+    """Nobody goes on from a watermark whose rows are not there any more."""
     recorded = f"{watermark.rows_synced} rows are recorded in it" + (
         f" up to {watermark.value}" if watermark.value else ""
     )
     what = "does not exist" if table is None else "is empty"
-    raise TargetGone(
+    return TargetGone(
         f"{relation} {what}, but {recorded}",
         (
             "to load everything again: tidegate run NAME --full-refresh; to go on from elsewhere: "
@@ -57,6 +56,7 @@ def ensure_target(
     layout: Layout,
 ) -> tuple[str, ...]:
     """Make the table, or let it follow the rows; returns what the user should know."""
+    refuse_deletes(relation, shape, rules)
     if table is None:
         columns = [(column.name, column.target_type) for column in shape.columns]
         with open_session() as session:

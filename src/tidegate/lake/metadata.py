@@ -13,6 +13,7 @@ from tidegate.model.lake import Field, LakeTable, Snapshot, spark_type
 from tidegate.model.relation import Relation
 
 if TYPE_CHECKING:
+    from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
 
 READABLE = frozenset({"rest", "hive", "glue", "dynamodb", "bigquery"})
@@ -20,12 +21,12 @@ READABLE = frozenset({"rest", "hive", "glue", "dynamodb", "bigquery"})
 
 def read_table(catalog: Catalog, relation: Relation) -> LakeTable | None:
     """The table as it is now; None when there is none."""
-    metadata = read_metadata(catalog, relation)
-    return None if metadata is None else lake_table(relation, metadata)
+    table = open_table(catalog, relation)
+    return None if table is None else lake_table(relation, table.metadata)
 
 
-def read_metadata(catalog: Catalog, relation: Relation) -> TableMetadata | None:
-    """Iceberg's own document about a table."""
+def open_table(catalog: Catalog, relation: Relation) -> Table | None:
+    """The table with its files within reach; None when there is none."""
     find = _embedded if catalog.is_embedded else _other
     return find(catalog, relation)
 
@@ -83,7 +84,7 @@ def _snapshot(found: Any) -> Snapshot:
     return Snapshot(found.snapshot_id, found.parent_snapshot_id, summary)
 
 
-def _embedded(catalog: Catalog, relation: Relation) -> TableMetadata | None:
+def _embedded(catalog: Catalog, relation: Relation) -> Table | None:
     with catalog.lease() as connection:
         try:
             row = connection.execute(
@@ -97,10 +98,10 @@ def _embedded(catalog: Catalog, relation: Relation) -> TableMetadata | None:
             return None
     if row is None:
         return None
-    from pyiceberg.serializers import FromInputFile
+    from pyiceberg.table import StaticTable
 
     try:
-        return FromInputFile.table_metadata(file_io(catalog, row[0]).new_input(row[0]))
+        return StaticTable.from_metadata(row[0], dict(catalog.options))
     except FileNotFoundError as error:
         raise DestinationError(
             f"{catalog.name}:{relation} has lost its metadata: {row[0]} is not there",
@@ -108,13 +109,13 @@ def _embedded(catalog: Catalog, relation: Relation) -> TableMetadata | None:
         ) from error
 
 
-def _other(catalog: Catalog, relation: Relation) -> TableMetadata | None:
+def _other(catalog: Catalog, relation: Relation) -> Table | None:
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
     found = _load(catalog)
     try:
-        metadata: TableMetadata = found.load_table((relation.schema, relation.name)).metadata
-        return metadata
+        table: Table = found.load_table((relation.schema, relation.name))
+        return table
     except (NoSuchTableError, NoSuchNamespaceError):
         return None
     except OSError as error:

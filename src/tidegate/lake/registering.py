@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from tidegate.lake.session import LakeSession
-from tidegate.model.lake import SUMMARY
 from tidegate.model.relation import Relation
 
 
@@ -37,7 +36,7 @@ def register_files(
         )
         append = append.appendFile(built)
     for key, value in properties.items():
-        append = append.set(f"{SUMMARY}{key}", value)
+        append = append.set(key, value)
     if branch is not None:
         append = append.toBranch(branch)
     append.commit()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tidegate.lake.catalog import Catalog
-from tidegate.lake.metadata import file_io, read_metadata
+from tidegate.lake.metadata import open_table
 from tidegate.model.relation import Relation
 
 if TYPE_CHECKING:
@@ -22,20 +22,11 @@ def read_rows(
     snapshot_id: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Rows of main, or of one snapshot; `where` is an expression of pyiceberg's."""
-    from pyiceberg.catalog.noop import NoopCatalog
     from pyiceberg.expressions import AlwaysTrue
-    from pyiceberg.table import StaticTable
 
-    metadata = read_metadata(catalog, relation)
-    if metadata is None or metadata.current_snapshot() is None:
+    table = open_table(catalog, relation)
+    if table is None or table.current_snapshot() is None:
         return
-    table = StaticTable(
-        identifier=(relation.schema, relation.name),
-        metadata_location="",
-        metadata=metadata,
-        io=file_io(catalog, metadata.location),
-        catalog=NoopCatalog("static"),
-    )
     scan = table.scan(
         row_filter=AlwaysTrue() if where is None else where,
         selected_fields=("*",) if columns is None else tuple(columns),

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidegate.lake.catalog import Catalog
-from tidegate.model.lake import SUMMARY
 from tidegate.spark.session import SparkSessions
 from tidegate.spark.tags import is_classic, tagged, work_tag
 
@@ -35,7 +34,7 @@ class LakeSession:
     def mark(self, properties: Mapping[str, str]) -> None:
         """What the summaries of the next commits say."""
         for name, value in properties.items():
-            self.spark.conf.set(f"{_PROPERTY}{SUMMARY}{name}", value)
+            self.spark.conf.set(f"{_PROPERTY}{name}", value)
 
     @property
     def is_classic(self) -> bool:

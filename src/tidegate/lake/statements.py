@@ -68,15 +68,31 @@ def fast_forward(catalog: Catalog, relation: Relation, branch: str) -> str:
     )
 
 
+def pick_snapshot(catalog: Catalog, relation: Relation, snapshot_id: int) -> str:
+    """Put what a snapshot added behind whatever main is by now; Iceberg does it once at most."""
+    return (
+        f"CALL {backticked(catalog.name)}.system.cherrypick_snapshot("
+        f"table => {literal(catalog.procedure_name(relation))}, snapshot_id => {snapshot_id})"
+    )
+
+
 def branch_table(catalog: Catalog, relation: Relation, branch: str | None) -> str:
     """What is written to: a branch, or main."""
     return catalog.quoted(relation, *([] if branch is None else [f"branch_{branch}"]))
 
 
 def newest_rows(rows: str, shape: Shape) -> str:
-    """One row per key, in a total order: the highest cursor, then the highest content."""
+    """One row per key, in a total order: the highest cursor, then the highest content.
+
+    A deleted row without a cursor is the newest of its key, and of two with one cursor the deleted.
+    """
     key = ", ".join(map(backticked, shape.key))
     order = [f"{backticked(shape.cursor)} DESC NULLS LAST"] if shape.cursor else []
+    if shape.deleted is not None:
+        gone = is_gone(shape)
+        if shape.cursor is not None:
+            order.insert(0, f"({gone} AND {backticked(shape.cursor)} IS NULL) DESC")
+        order.append(f"{gone} DESC")
     order += [f"{backticked(name)} DESC NULLS LAST" for name in shape.names]
     return (
         f"(SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY {key} ORDER BY "
@@ -84,10 +100,23 @@ def newest_rows(rows: str, shape: Shape) -> str:
     )
 
 
+def is_gone(shape: Shape, alias: str | None = None) -> str:
+    """Whether a staged row says that the row with its key is gone."""
+    assert shape.deleted is not None
+    flag = backticked(shape.deleted)
+    return f"coalesce({flag if alias is None else f'{alias}.{flag}'}, false)"
+
+
 def insert_rows(into: str, rows: str, shape: Shape, *, overwrite: bool = False) -> str:
     names = ", ".join(map(backticked, shape.names))
     verb = "INSERT OVERWRITE" if overwrite else "INSERT INTO"
-    return f"{verb} {into} ({names}) SELECT {names} FROM {rows}"
+    kept = "" if shape.deleted is None else f" WHERE NOT {is_gone(shape)}"
+    return f"{verb} {into} ({names}) SELECT {names} FROM {rows}{kept}"
+
+
+def find_row(table: str) -> str:
+    """Any row at all."""
+    return f"SELECT 1 FROM {table} LIMIT 1"
 
 
 def clear_rows(table: str) -> str:
@@ -99,6 +128,10 @@ def merge_rows(into: str, rows: str, shape: Shape, *, newest_wins: bool, full: b
     others = [name for name in shape.names if name not in shape.key]
     same = " AND ".join(f"t.{backticked(name)} = s.{backticked(name)}" for name in shape.key)
     parts = [f"MERGE INTO {into} t USING {rows} s ON {same}"]
+    missing = "NOT MATCHED"
+    if shape.deleted is not None:
+        parts.append(f"WHEN MATCHED AND {is_gone(shape, 's')} THEN DELETE")
+        missing += f" AND NOT {is_gone(shape, 's')}"
     if others:
         equal = " AND ".join(f"t.{backticked(name)} <=> s.{backticked(name)}" for name in others)
         condition = f"NOT ({equal})"
@@ -111,7 +144,7 @@ def merge_rows(into: str, rows: str, shape: Shape, *, newest_wins: bool, full: b
         parts.append(f"WHEN MATCHED AND {condition} THEN UPDATE SET {values}")
     names = ", ".join(map(backticked, shape.names))
     given = ", ".join(f"s.{backticked(name)}" for name in shape.names)
-    parts.append(f"WHEN NOT MATCHED THEN INSERT ({names}) VALUES ({given})")
+    parts.append(f"WHEN {missing} THEN INSERT ({names}) VALUES ({given})")
     if full:
         parts.append("WHEN NOT MATCHED BY SOURCE THEN DELETE")
     return " ".join(parts)

@@ -28,6 +28,8 @@ class Intent:
     """what main shall be; None where that is known only afterwards"""
     move: Mapping[str, Any] | None
     """how the watermark moves, where one does"""
+    repeatable: bool = False
+    """whether nothing is doubled if the load is done again"""
     abandoned: bool = False
 
 
@@ -49,6 +51,7 @@ class Intents:
                 "base": intent.base,
                 "snapshot": intent.snapshot,
                 "move": None if intent.move is None else Jsonb(dict(intent.move)),
+                "repeatable": intent.repeatable,
             },
         )
 

@@ -14,6 +14,9 @@ MAIN = "main"
 SUMMARY = "tidegate."
 """what our entries in a snapshot's summary start with"""
 UPDATE_ID = f"{SUMMARY}update-id"
+STAGED_ID = "wap.id"
+"""what a snapshot must not share with one that main has, if Iceberg shall pick it up for main"""
+PICKED_ID = "published-wap-id"
 EMBEDDED = "embedded"
 
 _BRANCH = "tidegate_"
@@ -44,7 +47,7 @@ class Snapshot:
     @property
     def update_id(self) -> str | None:
         """The load that it belongs to."""
-        return self.summary.get(UPDATE_ID)
+        return self.summary.get(UPDATE_ID) or self.summary.get(PICKED_ID)
 
     def count(self, name: str) -> int:
         """A number of the summary, such as `total-records`."""
@@ -123,11 +126,18 @@ class LakeTable:
         return Seen.UNKNOWN if self.is_cut() else Seen.UNPUBLISHED
 
     def rows(self, ref: str = MAIN) -> int:
-        """How many rows a branch has; deleted ones that are still in its files are not counted."""
+        """How many rows a branch has at least; deletes may outlive the rows that they deleted."""
         head = self.snapshots.get(self.refs.get(ref, -1))
         if head is None:
             return 0
-        return head.count("total-records") - head.count("total-position-deletes")
+        return max(0, head.count("total-records") - head.count("total-position-deletes"))
+
+    def has_rows(self, ref: str = MAIN) -> bool | None:
+        """Whether a branch has any row; None where its summary does not tell."""
+        head = self.snapshots.get(self.refs.get(ref, -1))
+        if head is None or not head.count("total-records"):
+            return False
+        return True if self.rows(ref) and not head.count("total-equality-deletes") else None
 
 
 def branch_name(attempt_id: str) -> str:

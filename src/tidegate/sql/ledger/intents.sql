@@ -3,15 +3,17 @@
 -- name: note_intent
 -- Say what is about to be published.
 INSERT INTO {schema}.intents
-    (target_table, update_id, attempt_id, fence, base_snapshot_id, snapshot_id, move)
-VALUES (%(table)s, %(update_id)s, %(attempt_id)s, %(fence)s, %(base)s, %(snapshot)s, %(move)s)
+    (target_table, update_id, attempt_id, fence, base_snapshot_id, snapshot_id, move, repeatable)
+VALUES (%(table)s, %(update_id)s, %(attempt_id)s, %(fence)s, %(base)s, %(snapshot)s, %(move)s,
+        %(repeatable)s)
 ON CONFLICT (target_table, update_id, attempt_id) DO UPDATE
 SET fence = excluded.fence, base_snapshot_id = excluded.base_snapshot_id,
-    snapshot_id = excluded.snapshot_id, move = excluded.move, abandoned = false, noted_at = now()
+    snapshot_id = excluded.snapshot_id, move = excluded.move, repeatable = excluded.repeatable,
+    abandoned = false, noted_at = now()
 
 -- name: list_intents
 -- What is not settled for a table, oldest first; what was given up may still turn up.
-SELECT update_id, attempt_id, fence, base_snapshot_id, snapshot_id, move, abandoned
+SELECT update_id, attempt_id, fence, base_snapshot_id, snapshot_id, move, repeatable, abandoned
 FROM {schema}.intents WHERE target_table = %(table)s
 ORDER BY noted_at, attempt_id
 

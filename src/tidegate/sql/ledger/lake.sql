@@ -7,6 +7,7 @@ CREATE TABLE IF NOT EXISTS {schema}.intents (
     base_snapshot_id bigint,
     snapshot_id      bigint,
     move             jsonb,
+    repeatable       boolean     NOT NULL DEFAULT false,
     abandoned        boolean     NOT NULL DEFAULT false,
     noted_at         timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (target_table, update_id, attempt_id)

@@ -39,3 +39,20 @@ $$;
 CREATE OR REPLACE TRIGGER refuse_stale_attempt
 BEFORE UPDATE OF metadata_location ON {schema}.iceberg_tables
 FOR EACH ROW EXECUTE FUNCTION {schema}.refuse_stale_attempt();
+
+-- A driver that loses its connection at a commit sends it again, finds that the table has moved on,
+-- by its own first try perhaps, and then adds its files a second time. Told by an error, it stops.
+CREATE OR REPLACE FUNCTION {schema}.refuse_lost_race() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF nullif(current_setting('tidegate.attempt', true), '') IS NOT NULL
+       AND NOT EXISTS (SELECT FROM moved) THEN
+        RAISE EXCEPTION 'another commit came first' USING ERRCODE = 'TG002';
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+CREATE OR REPLACE TRIGGER refuse_lost_race
+AFTER UPDATE ON {schema}.iceberg_tables REFERENCING NEW TABLE AS moved
+FOR EACH STATEMENT EXECUTE FUNCTION {schema}.refuse_lost_race();

@@ -1,0 +1,282 @@
+"""A table of a lake under test, staged by the same function as Spark's tasks use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+from psycopg.conninfo import make_conninfo
+from pyiceberg.table import StaticTable
+
+from integration.conftest import Database
+from integration.destination_conformance import MakeHarness, Row
+from integration.postgres_harness import make_shape, open_session
+from tidegate.destinations.lake import LakeDestination
+from tidegate.destinations.publication import Publication
+from tidegate.lake.catalog import Catalog
+from tidegate.lake.files import arrow_schema, write_file
+from tidegate.lake.session import LakeSession, lake_session
+from tidegate.ledger.fences import Fence
+from tidegate.ledger.ledger import Ledger
+from tidegate.model.batch import Batch
+from tidegate.model.cursor import CursorType
+from tidegate.model.identity import new_attempt_id
+from tidegate.model.lake import EMBEDDED, LakeTable
+from tidegate.model.load import Published, StagedWrite
+from tidegate.model.relation import Relation
+from tidegate.model.rules import Duplicates, Mode, Rules
+from tidegate.model.shape import Shape, StagedColumn
+from tidegate.model.watermark import Watermark
+from tidegate.postgres.connect import Connection
+from tidegate.postgres.types import lake_type
+from tidegate.spark.session import SparkSessions
+
+COLUMNS = "id integer, name text, c bigint"
+PIPELINE = "shop.orders"
+
+
+@dataclass(frozen=True, slots=True)
+class Lake:
+    """A catalog, the database of its ledger, and the Spark that writes to it."""
+
+    database: Database
+    catalog: Catalog
+    sessions: SparkSessions
+    tables: str
+    """where the catalog, ours or not, keeps what it knows"""
+    backend: Database
+    """the database of that"""
+
+    @property
+    def schema(self) -> str:
+        return self.catalog.schema
+
+    def open(self) -> AbstractContextManager[Connection]:
+        return open_session(self.database.conninfo)
+
+    def ledger(self) -> Ledger:
+        return Ledger(
+            connect=self.open, schema=self.schema, lake=True, catalog=self.catalog.is_embedded
+        )
+
+
+def make_lake(
+    database: Database,
+    folder: Path,
+    sessions: SparkSessions,
+    kind: str = EMBEDDED,
+    **options: str,
+) -> Lake:
+    """A lake whose ledger, and whose catalog if it is ours, lies in the database."""
+    catalog = Catalog(
+        name="lake",
+        kind=kind,
+        options=options,
+        warehouse=folder / "lake",
+        schema="tidegate_lake_shop",
+        control=lambda: spelled_out(database),
+        lease=partial(open_session, database.conninfo),
+    )
+    return Lake(database, catalog, sessions, f"{catalog.schema}.iceberg_tables", database)
+
+
+def spelled_out(database: Database) -> str:
+    """The address with its password, for a driver that knows no password file."""
+    with database.connect() as connection:
+        info = connection.info
+        return make_conninfo(
+            host=info.host, port=info.port, user=info.user, password=info.password,
+            dbname=info.dbname,
+        )  # fmt: skip
+
+
+def lake_shape(
+    columns: str = COLUMNS,
+    key: str = "id",
+    cursor: str | None = "c",
+    *,
+    unique: bool = True,
+    deletes: bool = False,
+) -> Shape:
+    shape = make_shape(columns, key, cursor, unique=unique, deletes=deletes)
+    return replace(
+        shape,
+        columns=tuple(
+            StagedColumn(one.name, lake_type(one.staged_type), lake_type(one.target_type))
+            for one in shape.columns
+        ),
+    )
+
+
+def maker(lake: Lake, mode: Mode, *, keyless: bool = False) -> MakeHarness:
+    """A maker of tables that are loaded in one mode."""
+
+    def make(
+        columns: str = COLUMNS,
+        key: str = "id",
+        cursor: str | None = "c",
+        *,
+        unique: bool = True,
+        deletes: bool = False,
+    ) -> LakeHarness:
+        key, unique = ("", False) if keyless else (key, unique)
+        shape = lake_shape(columns, key, cursor, unique=unique, deletes=deletes)
+        return LakeHarness(lake, shape, Rules(mode=mode))
+
+    return make
+
+
+class LakeHarness:
+    """A table of a lake with the ledger beside it."""
+
+    def __init__(
+        self, lake: Lake, shape: Shape | None = None, rules: Rules | None = None, **options: Any
+    ) -> None:
+        self.lake = lake
+        self.shape = shape or lake_shape()
+        self.rules = rules or Rules()
+        self.destination = LakeDestination(
+            catalog=lake.catalog,
+            relation=Relation("raw", f"orders_{uuid4().hex[:6]}"),
+            ledger=lake.ledger(),
+            control_id=uuid4(),
+            sessions=lake.sessions,
+            lease=lake.open,
+            project="shop",
+            **options,
+        )
+        self.token = 0
+        self.destination.ledger.ensure()
+        self.destination.prepare(self.shape, self.watermark(), self.rules)
+
+    @property
+    def table(self) -> str:
+        return str(self.destination.relation)
+
+    def attempt(self) -> Fence:
+        self.token += 1
+        fence = Fence(self.table, self.destination.control_id, self.token, new_attempt_id())
+        self.destination.raise_fence(fence)
+        return fence
+
+    def stage(self, fence: Fence, *parts: Sequence[Row]) -> tuple[StagedWrite, ...]:
+        place = self.destination.place(self.shape, fence.attempt_id)
+        schema = arrow_schema(place)
+        writes = []
+        for rows in parts:
+            columns = [
+                pa.array([row[number] for row in rows], schema.field(number).type)
+                for number in range(len(schema))
+            ]
+            batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+            written = write_file(place, [batch])
+            writes.append(StagedWrite(written["write_id"], written["rows"]))
+        return tuple(writes)
+
+    def check(self, fence: Fence, writes: Sequence[StagedWrite], *, newest: bool = False) -> None:
+        self.destination.check(self.shape, writes, fence, self._rules(newest))
+
+    def publish(
+        self,
+        fence: Fence,
+        writes: Sequence[StagedWrite],
+        batch: Batch,
+        *,
+        update_id: str | None = None,
+        watermark: Watermark | None = None,
+        newest: bool = False,
+    ) -> Published:
+        return self.destination.publish(
+            Publication(
+                update_id=update_id or uuid4().hex,
+                batch=batch,
+                shape=self.shape,
+                writes=tuple(writes),
+                watermark=watermark or self.watermark(),
+                cursor_type=CursorType.BIGINT,
+                fence=fence,
+                moved_by="test",
+                remaining_seconds=lambda: 60.0,
+                rules=self._rules(newest),
+            )
+        )
+
+    def exists(self, update_id: str) -> bool:
+        return self.destination.exists(update_id)
+
+    def watermark(self) -> Watermark:
+        return self.destination.watermark(PIPELINE)
+
+    def discard(self, fence: Fence) -> int:
+        return self.destination.discard(fence.attempt_id)
+
+    def sweep(self, *live: Fence) -> int:
+        return self.destination.sweep(lambda: {fence.attempt_id for fence in live})
+
+    def lose_staging(self, fence: Fence) -> None:
+        for file in self._staged():
+            file.unlink()
+
+    def refuse_writes(self) -> None:
+        """A catalog that commits nothing to this table any more."""
+        name = self.destination.relation.name
+        self.lake.backend.execute(
+            f"CREATE FUNCTION refuse_{name}() RETURNS trigger LANGUAGE plpgsql AS"
+            " 'BEGIN RAISE EXCEPTION ''the disk is full''; END'",
+            f"CREATE TRIGGER refuse BEFORE UPDATE ON {self.lake.tables}"
+            f" FOR EACH ROW WHEN (OLD.table_name = '{name}') EXECUTE FUNCTION refuse_{name}()",
+        )
+
+    def rows(self) -> list[Row]:
+        """Read by another implementation of Iceberg than the one that wrote."""
+        names = self.shape.names
+        found = [
+            tuple(row[name] for name in names)
+            for row in self.static().scan().to_arrow().to_pylist()
+        ]
+        order = [names.index(name) for name in self.shape.key] or range(len(names))
+        return sorted(found, key=lambda row: [(row[at] is None, row[at]) for at in order])
+
+    def markers(self) -> list[str]:
+        rows = self.lake.database.execute(
+            f"SELECT update_id FROM {self.lake.schema}.table_updates"
+            f" WHERE target_table = '{self.table}' ORDER BY inserted, update_id"
+        )
+        return [row[0] for row in rows]
+
+    def staged_tables(self) -> int:
+        return len(self._staged())
+
+    def read(self) -> LakeTable:
+        found = self.destination.read()
+        assert found is not None
+        return found
+
+    def static(self) -> StaticTable:
+        """The table as its newest metadata file tells it."""
+        return StaticTable.from_metadata(self.metadata_location())
+
+    def metadata_location(self) -> str:
+        return str(
+            self.lake.backend.value(
+                f"SELECT metadata_location FROM {self.lake.tables}"
+                f" WHERE table_name = '{self.destination.relation.name}'"
+            )
+        )
+
+    def session(self, attempt_id: str | None = None) -> AbstractContextManager[LakeSession]:
+        return lake_session(self.lake.sessions, self.lake.catalog, attempt_id)
+
+    def _rules(self, newest: bool) -> Rules:
+        duplicates = Duplicates.NEWEST if newest else self.rules.duplicates
+        return replace(self.rules, duplicates=duplicates)
+
+    def _staged(self) -> list[Path]:
+        folder = Path(self.read().location.removeprefix("file:")) / "data"
+        return list(folder.glob("tidegate-*/*.parquet"))
