@@ -258,6 +258,11 @@ class LakeDestination:
 
     def discard(self, attempt_id: str) -> int:
         with self.open() as connection:
+            fence = self.fences.current(connection, self._table_name)
+        return self._discard(attempt_id, alive=fence is not None and fence.attempt_id == attempt_id)
+
+    def _discard(self, attempt_id: str, *, alive: bool) -> int:
+        with self.open() as connection:
             folders = StagedFolders(self.ledger).of_attempt(connection, attempt_id)
         if not folders:
             return 0
@@ -271,7 +276,7 @@ class LakeDestination:
             with lake_session(self.sessions, self.catalog) as session:
                 self._drop(session, attempt_id)
         with self.open() as connection:
-            StagedFolders(self.ledger).forget(connection, attempt_id)
+            StagedFolders(self.ledger).forget(connection, attempt_id, alive=alive)
         return removed
 
     def sweep(self, live_attempts: Callable[[], set[str]]) -> int:
@@ -280,7 +285,8 @@ class LakeDestination:
         if not found:
             return 0
         live = live_attempts()
-        return sum(self.discard(attempt_id) for attempt_id in found if attempt_id not in live)
+        dead = [attempt_id for attempt_id in found if attempt_id not in live]
+        return sum(self._discard(attempt_id, alive=False) for attempt_id in dead)
 
     def _read(self) -> LakeTable:
         table = self.read()
