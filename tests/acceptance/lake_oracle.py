@@ -102,13 +102,13 @@ class Lake:
             assert connection.execute(newest).fetchone() == (reached,)
 
     def staged(self, *names: str) -> list[str]:
-        """Staged files that no snapshot of their table has, and what the ledger knows of them."""
-        found = [str(row[0]) for row in self._rows("SELECT folder FROM staged_folders")]
+        """Staged files that no snapshot of their table has."""
+        found: list[str] = []
         for name in names:
             table = self.table(name)
             if table is None:
                 continue
-            data = Path(urlsplit(table.location()).path) / "data"
+            data = self.data(name)
             kept = table.inspect.all_data_files()["file_path"].to_pylist()
             names_kept = {Path(path).name for path in kept}
             found += [
@@ -117,6 +117,12 @@ class Lake:
                 if file.name not in names_kept
             ]
         return found
+
+    def data(self, name: str) -> Path:
+        """Where the files of a table are."""
+        table = self.table(name)
+        assert table is not None
+        return Path(urlsplit(table.location()).path) / "data"
 
     def _has_catalog(self) -> bool:
         return self._rows("SELECT to_regclass('iceberg_tables') IS NOT NULL") == [(True,)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -39,7 +40,7 @@ def test_a_run_passes_the_points_that_it_is_killed_at(make_scene: MakeScene) -> 
 
 
 def test_killed_over_and_over_at_its_first_load(make_scene: MakeScene) -> None:
-    scene = make_scene(2, lake=True)
+    scene = make_scene(2, lake=True, batch_rows=10)
     for point in ABOUT_ITS_COMMIT:
         kill_at(scene, point)
     scene.run()
@@ -91,6 +92,21 @@ def test_a_dead_spark_worker_fails_the_run_and_nothing_else(
     scene.run()
     scene.assert_exact()
     scene.assert_swept()
+
+
+def test_files_that_come_after_the_sweep_are_swept_by_the_next(make_scene: MakeScene) -> None:
+    """Spark's workers outlive a driver that was killed, and write on."""
+    scene = make_scene(2, lake=True)
+    kill_at(scene, "stage.done")
+    (staged,) = {str(Path(file).parent) for file in scene.staged()}
+    scene.run()
+    assert scene.staged() == []
+    late = scene.files.data("orders") / staged / "late.parquet"
+    late.parent.mkdir()
+    late.touch()
+    assert scene.staged() == [str(Path(staged) / late.name)]
+    scene.assert_swept()
+    assert not late.parent.exists()
 
 
 def test_killed_at_random_moments(make_scene: MakeScene) -> None:
