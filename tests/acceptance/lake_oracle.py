@@ -60,6 +60,11 @@ class Lake:
             return []
         return list(ancestors_of(table.current_snapshot(), table.metadata))
 
+    def loads(self, name: str) -> list[str]:
+        """The update_ids of the loads that main is made of, newest first."""
+        found = [one.summary.additional_properties.get(UPDATE_ID) for one in self.main(name)]
+        return [one for one in found if one is not None]
+
     def branches(self, name: str) -> list[str]:
         table = self.table(name)
         return [] if table is None else [ref for ref in table.refs() if ref != "main"]
@@ -70,8 +75,7 @@ class Lake:
     def assert_published(self, *names: str) -> None:
         """Loads and snapshots match one to one, no attempt has a branch, none is half in."""
         for name in names:
-            loads = [one.summary.additional_properties.get(UPDATE_ID) for one in self.main(name)]
-            counted = Counter(one for one in loads if one is not None)
+            counted = Counter(self.loads(name))
             assert max(counted.values(), default=1) == 1, "a load is in twice"
             markers = {
                 update_id
