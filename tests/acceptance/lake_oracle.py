@@ -18,7 +18,8 @@ from acceptance.oracle import Row
 
 CATALOG = "lake"
 SCHEMA = "tidegate_lake_shop_lake"
-UPDATE_ID = "tidegate.update-id"
+# What a snapshot that was picked from a branch says of the one that it stands for.
+UPDATE_IDS = ("tidegate.update-id", "published-wap-id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,12 @@ class Lake:
 
     def loads(self, name: str) -> list[str]:
         """The update_ids of the loads that main is made of, newest first."""
-        found = [one.summary.additional_properties.get(UPDATE_ID) for one in self.main(name)]
+        summaries = [one.summary for one in self.main(name)]
+        found = [
+            next((one[key] for key in UPDATE_IDS if key in one.additional_properties), None)
+            for one in summaries
+            if one is not None
+        ]
         return [one for one in found if one is not None]
 
     def branches(self, name: str) -> list[str]:
