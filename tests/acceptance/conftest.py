@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,7 +12,8 @@ import pytest
 from acceptance.harness import Scene
 from acceptance.queueing import QUICK, Queue
 from acceptance.spark_server import SparkServer
-from conftest import MakeDatabase
+from conftest import FAST, MakeDatabase
+from tidegate.postgres.embedded import EmbeddedServer
 
 LOCAL = {"master": "local[2]"}
 
@@ -54,6 +56,16 @@ def make_scene(
     yield make
     for scene in made:
         scene.close()
+
+
+@pytest.fixture
+def doomed(tmp_path: Path) -> Iterator[EmbeddedServer]:
+    """A server of the test's own, to be crashed."""
+    server = EmbeddedServer(tmp_path / "doomed", FAST)
+    server.start()
+    yield server
+    server.stop("immediate")
+    shutil.rmtree(server.directory)
 
 
 class MakeQueue(Protocol):

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psycopg
 
-from acceptance import oracle
+from acceptance import lake_oracle, oracle
+from acceptance.lake_oracle import Lake
 from acceptance.processes import Ended, Process, start_run
 
 BUSY = 75
@@ -49,6 +50,8 @@ class Scene:
     cursor: str = "updated_at"
     worker: dict[str, str] = field(default_factory=dict)
     pipelines: str | None = None
+    lake: bool = False
+    """the target is a table of a lake; its ledger is in the control database"""
     sync: dict[str, object] = field(default_factory=dict)
     """what the syncs declare besides, or instead; None leaves a key out"""
     columns: tuple[str, ...] = (
@@ -77,10 +80,30 @@ class Scene:
                 connection.execute(f"CREATE INDEX ON public.{table} (updated_at)")  # type: ignore[arg-type]
         self.write_project()
 
+    @property
+    def target(self) -> str:
+        """The connection that rows go to."""
+        return lake_oracle.CATALOG if self.lake else "warehouse"
+
+    @property
+    def ledger(self) -> tuple[str, str]:
+        """The database and the schema that say what is in the target."""
+        return (self.control, lake_oracle.SCHEMA) if self.lake else (self.destination, "tidegate")
+
+    @property
+    def files(self) -> Lake:
+        """The lake that is the target."""
+        return Lake(self.control, self.folder / ".tidegate")
+
     def write_project(self) -> None:
         lines = ["[project]", 'name = "shop"', f"control = {json.dumps(self.control)}"]
         lines += ["[connections]", f"source = {json.dumps(self.source)}"]
-        lines += [f"warehouse = {json.dumps(self.destination)}", "[spark]"]
+        lines.append(
+            'lake = { type = "iceberg" }'
+            if self.lake
+            else f"warehouse = {json.dumps(self.destination)}"
+        )
+        lines.append("[spark]")
         lines += [f"{name} = {json.dumps(value)}" for name, value in self.spark.items()]
         lines += ["[worker]"]
         lines += [f"{name} = {json.dumps(value)}" for name, value in self.worker.items()]
@@ -88,7 +111,7 @@ class Scene:
             for table in self.tables:
                 values: dict[str, object] = {
                     "source": f"source:public.{table}",
-                    "target": f"warehouse:raw.{table}",
+                    "target": f"{self.target}:raw.{table}",
                     "cursor": self.cursor,
                     "batch_rows": self.batch_rows,
                     "partitions": self.partitions,
@@ -190,10 +213,29 @@ class Scene:
         """Target, ledger and queue are as one clean run would have left them; counts the loads."""
         for table in self.tables:
             rows = oracle.read_rows(self.source, ("public", table), self.columns, self.key)
-            found = oracle.read_rows(self.destination, ("raw", table), self.columns, self.key)
-            oracle.assert_same_rows(expected(rows), found)
+            oracle.assert_same_rows(expected(rows), self.read_target(table))
+            cursor = self.sync.get("cursor", self.cursor)
+            if self.lake and cursor is not None:
+                self.files.assert_watermark(self.source, table, str(cursor))
         oracle.assert_idle(self.control)
-        return oracle.assert_ledger(self.destination)
+        return self.assert_ledger()
+
+    def read_target(self, table: str) -> list[oracle.Row]:
+        if self.lake:
+            return self.files.read_rows(table, self.columns, self.key)
+        return oracle.read_rows(self.destination, ("raw", table), self.columns, self.key)
+
+    def assert_ledger(self) -> int:
+        """What was published and what is recorded match one to one; counts the loads."""
+        if self.lake:
+            self.files.assert_published(*self.tables)
+        return oracle.assert_ledger(*self.ledger)
+
+    def staged(self) -> list[str]:
+        """What lies aside for the target."""
+        if self.lake:
+            return self.files.staged(*self.tables)
+        return oracle.staging_tables(self.destination)
 
     def assert_swept(self) -> None:
         """Nothing is left aside: the last run swept it, or the next one does.
@@ -204,11 +246,18 @@ class Scene:
         self.assert_exact()
 
     def assert_nothing_staged(self) -> None:
-        oracle.wait_until_left(self.source, self.destination, self.control)
-        if oracle.staging_tables(self.destination):
+        self.wait_until_left()
+        if self.staged():
             ended = self.run(self.tables[0])
             assert "found nothing new" in ended.out, ended
-        assert oracle.staging_tables(self.destination) == []
+        assert self.staged() == []
+
+    def wait_until_left(self) -> None:
+        """Wait until no session of a killed run is left.
+
+        The catalog's sessions are Spark's; a Connect server keeps those of clients that are gone.
+        """
+        oracle.wait_until_left(self.source, self.destination, self.control, catalogs=not self.lake)
 
     def close(self) -> None:
         for process in self._started:

@@ -46,22 +46,21 @@ def assert_same_rows(expected: list[Row], found: list[Row]) -> None:
     assert not surplus, f"{len(surplus)} rows should not be there: {list(surplus)[:3]}"
 
 
-def assert_ledger(destination: str) -> int:
+def assert_ledger(destination: str, schema: str = "tidegate") -> int:
     """Markers and loads match one to one and the versions have no gap; returns their number."""
     with psycopg.connect(destination, autocommit=True) as connection:
-        markers = connection.execute(
-            "SELECT update_id, target_table FROM tidegate.table_updates"
-        ).fetchall()
+        connection.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(schema)))
+        markers = connection.execute("SELECT update_id, target_table FROM table_updates").fetchall()
         moves = connection.execute(
-            "SELECT update_id, table_name FROM tidegate.watermark_log WHERE update_id IS NOT NULL"
+            "SELECT update_id, table_name FROM watermark_log WHERE update_id IS NOT NULL"
         ).fetchall()
         versions = connection.execute(
             "SELECT s.pipeline_name, s.version, array_agg(l.version ORDER BY l.id)"
-            " FROM tidegate.etl_state s LEFT JOIN tidegate.watermark_log l"
+            " FROM etl_state s LEFT JOIN watermark_log l"
             " USING (pipeline_name, table_name) GROUP BY 1, 2"
         ).fetchall()
         down = connection.execute(
-            "SELECT count(*) FROM tidegate.watermark_log WHERE update_id IS NOT NULL"
+            "SELECT count(*) FROM watermark_log WHERE update_id IS NOT NULL"
             " AND new_watermark IS NULL AND old_watermark IS NOT NULL"
         ).fetchone()
     assert max(Counter(markers).values(), default=1) == 1, "a marker is there twice"
@@ -119,15 +118,16 @@ def staging_tables(destination: str) -> list[str]:
         return [name for (name,) in rows]
 
 
-def wait_until_left(*databases: str) -> None:
+def wait_until_left(*databases: str, catalogs: bool = True) -> None:
     """Wait until no session of a run is left, as after a kill the servers need a moment."""
     for conninfo in databases:
-        until(_has_no_session(conninfo), "the sessions of killed runs to end", seconds=60)
+        until(_has_no_session(conninfo, catalogs), "the sessions of killed runs to end", seconds=60)
 
 
-def _has_no_session(conninfo: str) -> Callable[[], bool]:
+def _has_no_session(conninfo: str, catalogs: bool) -> Callable[[], bool]:
     query = (
         "SELECT count(*) FROM pg_stat_activity"
         " WHERE datname = current_database() AND application_name LIKE 'tidegate%%'"
+        " AND (%s OR application_name NOT LIKE 'tidegate publish%%')"
     )
-    return lambda: scalar(conninfo, query) == 0
+    return lambda: scalar(conninfo, query, catalogs) == 0

@@ -1,10 +1,11 @@
-"""A TCP proxy on loopback that cuts a publisher's connection at its COMMIT, before or after it."""
+"""A TCP proxy on loopback that cuts a publisher's connection at its commit, before or after it."""
 
 from __future__ import annotations
 
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
 
@@ -14,17 +15,41 @@ _SIZE = 65536
 
 
 class Cut(StrEnum):
-    """Where the line breaks: the server never sees COMMIT, or the client never its answer."""
+    """Where the line breaks: the server never sees the commit, or the client never its answer."""
 
     BEFORE_COMMIT = "before"
     BEFORE_ANSWER = "after"
 
 
-class Proxy:
-    """Forwards to a Postgres server; cuts the first `times` COMMITs of sessions of one name."""
+def is_commit(message: bytes) -> bool:
+    """A simple query that is COMMIT, or a statement parsed as that."""
+    kind, body = message[:1], message[5:]
+    if kind == b"Q":
+        return body.rstrip(b"\0; ").strip().upper() == b"COMMIT"
+    if kind == b"P":
+        return body.split(b"\0")[1].strip(b"; ").upper() == b"COMMIT"
+    return False
 
-    def __init__(self, port: int, cut: Cut, application: str, times: int = 1) -> None:
+
+class Proxy:
+    """Forwards to a Postgres server; cuts the first `times` commits of sessions of one name.
+
+    `skip` of each session's commits are let through before.
+    """
+
+    def __init__(
+        self,
+        port: int,
+        cut: Cut,
+        application: str,
+        times: int = 1,
+        *,
+        commits: Callable[[bytes], bool] = is_commit,
+        skip: int = 0,
+    ) -> None:
         self.cuts = 0
+        self._commits = commits
+        self._skip = skip
         self._upstream_port = port
         self._cut = cut
         self._application = application.encode()
@@ -63,16 +88,24 @@ class Proxy:
         watched: bool,
         silenced: threading.Event,
     ) -> None:
-        """Pass messages on, one by one, until the client leaves or its COMMIT is to be cut."""
+        """Pass messages on, one by one, until the client leaves or its commit is to be cut."""
+        skip = self._skip
         try:
             while True:
                 message = _read_message(client)
-                if not (watched and _is_commit(message) and self._take_cut()):
+                is_due = watched and self._commits(message)
+                if is_due and skip:
+                    skip, is_due = skip - 1, False
+                if not (is_due and self._take_cut()):
                     server.sendall(message)
                     continue
                 if self._cut is Cut.BEFORE_ANSWER:
                     silenced.set()
                     server.sendall(message)
+                    # What is parsed is executed by what follows, up to Sync.
+                    while message[:1] not in (b"Q", b"S"):
+                        message = _read_message(client)
+                        server.sendall(message)
                     # The server has answered, to nobody; only then is the line cut.
                     server.shutdown(socket.SHUT_WR)
                     while server.recv(_SIZE):
@@ -121,16 +154,6 @@ def _read(line: socket.socket, size: int) -> bytes:
             raise EOFError
         data += block
     return data
-
-
-def _is_commit(message: bytes) -> bool:
-    """A simple query that is COMMIT, or a statement parsed as that."""
-    kind, body = message[:1], message[5:]
-    if kind == b"Q":
-        return body.rstrip(b"\0; ").strip().upper() == b"COMMIT"
-    if kind == b"P":
-        return body.split(b"\0")[1].strip(b"; ").upper() == b"COMMIT"
-    return False
 
 
 class SilentProxy:

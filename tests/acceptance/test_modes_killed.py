@@ -62,7 +62,7 @@ class Expected:
         return self._read(self.scene.source, "public", "orders")
 
     def assert_exact(self) -> None:
-        rows, target = self.source(), self._read(self.scene.destination, "raw", "orders")
+        rows, target = self.source(), self.scene.read_target("orders")
         if self.name == "append":
             oracle.assert_same_rows(list(self.versions.elements()), target)
         elif self.name == "merge with checks":
@@ -73,7 +73,7 @@ class Expected:
             raw = self._read(self.scene.destination, "raw", "orders_raw")
             oracle.assert_same_rows(list(self.versions.elements()), raw)
         oracle.assert_idle(self.scene.control)
-        oracle.assert_ledger(self.scene.destination)
+        self.scene.assert_ledger()
 
     def _assert_checked(self, rows: list[oracle.Row], target: list[oracle.Row]) -> None:
         """Rows that pass are as at the source; those that fail are set aside, each once."""
@@ -92,7 +92,7 @@ class Expected:
 
 
 def make(make_scene: MakeScene, name: str, databases: int = 2, **options: object) -> Expected:
-    scene = make_scene(databases, sync=MODES[name], **options)
+    scene = make_scene(databases, sync=MODES.get(name, {"mode": name}), **options)
     with psycopg.connect(scene.source, autocommit=True) as connection:
         connection.execute("CREATE VIEW public.bare AS SELECT * FROM public.orders")
     return Expected(scene, name)

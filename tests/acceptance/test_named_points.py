@@ -24,9 +24,20 @@ ELSEWHERE = (
 )
 # These are passed only when the target has to change.
 IN_EVOLUTION = ("evolve.changed", "evolve.done")
-IN_PROCESS = tuple(
+# Each destination has its own way to publish; it is committed in the end.
+INTO_POSTGRES = ("publish.fenced", "publish.marked", "publish.applied", "publish.moved")
+INTO_LAKE = (
+    "branch.created",
+    "branch.staged",
+    "intent.noted",
+    "branch.forwarded",
+    "branch.dropped",
+)
+_EVERYWHERE = tuple(
     point for point in POINTS if point not in (*IN_WORKERS, *ELSEWHERE, *IN_EVOLUTION)
 )
+IN_PROCESS = tuple(point for point in _EVERYWHERE if point not in INTO_LAKE)
+IN_LAKE = tuple(point for point in _EVERYWHERE if point not in INTO_POSTGRES)
 
 
 def kill_at(scene: Scene, point: str, passage: int = 1) -> None:

@@ -35,8 +35,8 @@ print(report.status, report.rows, flush=True)
 os._exit(0)
 """
 IN_WORKERS = ("stage.write", "stage.written")
-# Of a sync's batches, of an adoption, of a target that changes, of old versions.
-ELSEWHERE = ("batch.", "adopt.", "evolve.", "vacuum.", "cancel.")
+# Of a sync's batches, of an adoption, of a target that changes, of old versions, of a lake.
+ELSEWHERE = ("batch.", "adopt.", "evolve.", "vacuum.", "cancel.", "branch.", "intent.")
 PASSED = tuple(
     point for point in POINTS if point not in IN_WORKERS and not point.startswith(ELSEWHERE)
 )

@@ -33,11 +33,13 @@ def kill_after(process: Process, seconds: float, *, everything: bool = False) ->
     return True
 
 
-def kill_at_random(scene: Scene, rng: random.Random, times: int) -> None:
+def kill_at_random(
+    scene: Scene, rng: random.Random, times: int, run_seconds: float = RUN_SECONDS
+) -> None:
     """Change and run until so many runs were killed; those that got through are fine too."""
     while times:
         scene.change(2)
-        times -= kill_after(scene.start(), rng.uniform(0.02, RUN_SECONDS))
+        times -= kill_after(scene.start(), rng.uniform(0.02, run_seconds))
 
 
 def settle_and_finish(scene: Scene) -> None:

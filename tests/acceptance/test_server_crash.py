@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
-
 import psycopg
 import pytest
 from psycopg import sql
@@ -13,18 +9,7 @@ from psycopg import sql
 from acceptance import oracle
 from acceptance.conftest import MakeScene
 from acceptance.harness import Scene
-from conftest import FAST
 from tidegate.postgres.embedded import EmbeddedServer
-
-
-@pytest.fixture
-def doomed(tmp_path: Path) -> Iterator[EmbeddedServer]:
-    """A server of the test's own, to be crashed."""
-    server = EmbeddedServer(tmp_path / "doomed", FAST)
-    server.start()
-    yield server
-    server.stop("immediate")
-    shutil.rmtree(server.directory)
 
 
 def crash(server: EmbeddedServer) -> None:

@@ -29,13 +29,13 @@ def run_once_the_lease_is_over(scene: Scene, holder: Process) -> None:
 
 
 def assert_zombie_is_harmless(scene: Scene, zombie: Process) -> None:
-    before = assert_ledger(scene.destination)
+    before = scene.assert_ledger()
     zombie.resume()
     ended = zombie.wait()
     assert ended.code == 0, ended
     assert "writeback_stale_attempt" in ended.err, ended
     assert "another attempt took over" in ended.out, ended
-    assert assert_ledger(scene.destination) == before
+    assert scene.assert_ledger() == before
     scene.assert_exact()
 
 

@@ -20,7 +20,7 @@ from tidegate.postgres.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
-ELSEWHERE = ("adopt.", "evolve.", "vacuum.", "cancel.")
+ELSEWHERE = ("adopt.", "evolve.", "vacuum.", "cancel.", "branch.", "intent.")
 PASSED = [point for point in POINTS if not point.startswith(ELSEWHERE)]
 ORDERS = {
     "source": "shop:public.orders",

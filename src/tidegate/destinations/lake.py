@@ -259,6 +259,11 @@ class LakeDestination:
 
     def discard(self, attempt_id: str) -> int:
         with self.open() as connection:
+            fence = self.fences.current(connection, self._table_name)
+        return self._discard(attempt_id, alive=fence is not None and fence.attempt_id == attempt_id)
+
+    def _discard(self, attempt_id: str, *, alive: bool) -> int:
+        with self.open() as connection:
             folders = StagedFolders(self.ledger).of_attempt(connection, attempt_id)
         if not folders:
             return 0
@@ -272,7 +277,7 @@ class LakeDestination:
             with lake_session(self.sessions, self.catalog) as session:
                 drop_branch(self.holding, session, attempt_id)
         with self.open() as connection:
-            StagedFolders(self.ledger).forget(connection, attempt_id)
+            StagedFolders(self.ledger).forget(connection, attempt_id, alive=alive)
         return removed
 
     def sweep(self, live_attempts: Callable[[], set[str]]) -> int:
@@ -281,4 +286,5 @@ class LakeDestination:
         if not found:
             return 0
         live = live_attempts()
-        return sum(self.discard(attempt_id) for attempt_id in found if attempt_id not in live)
+        dead = [attempt_id for attempt_id in found if attempt_id not in live]
+        return sum(self._discard(attempt_id, alive=False) for attempt_id in dead)

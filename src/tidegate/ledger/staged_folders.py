@@ -59,8 +59,11 @@ class StagedFolders:
             return []
         return [attempt_id for (attempt_id,) in rows]
 
-    def forget(self, connection: Connection, attempt_id: str) -> None:
-        connection.execute(self._statement("delete_folders"), {"attempt_id": attempt_id})
+    def forget(self, connection: Connection, attempt_id: str, *, alive: bool) -> None:
+        """Those of an attempt that is alive at once, as nothing more is written there."""
+        connection.execute(
+            self._statement("delete_folders"), {"attempt_id": attempt_id, "alive": alive}
+        )
 
     def _statement(self, name: str) -> sql.Composed:
         return statement("ledger/staged_folders", name, schema=self.ledger.schema_identifier)

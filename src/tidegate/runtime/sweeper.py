@@ -104,8 +104,15 @@ class Sweeper:
     def _drop_staging(self, control: Connection) -> int:
         """Drop what this control plane's dead attempts staged."""
         jobs, dropped = Jobs(self._context.plane), 0
-        for target in {one.connection: one for one in self._targets()}.values():
+        swept: set[Endpoint | str] = set()
+        for target in self._targets():
             try:
+                # A database is swept as a whole, a lake table by table.
+                lake = self._context.is_lake(target.connection)
+                place: Endpoint | str = target if lake else target.connection
+                if place in swept:
+                    continue
+                swept.add(place)
                 destination = self._context.destination(target)
                 dropped += destination.sweep(lambda: jobs.live_attempts(control))
             except (TidegateError, psycopg.Error) as error:

@@ -20,5 +20,7 @@ WHERE attempt_id = %(attempt_id)s ORDER BY noted_at
 SELECT DISTINCT attempt_id FROM {schema}.staged_folders WHERE target_table = %(table)s
 
 -- name: delete_folders
--- Nothing of this attempt is left, or what is left is the table's own.
+-- Nothing of this attempt is left, or what is left is the table's own. Spark's workers outlive a
+-- driver that was killed and may still write: its folders are looked at again for an hour.
 DELETE FROM {schema}.staged_folders WHERE attempt_id = %(attempt_id)s
+AND (%(alive)s OR noted_at < now() - interval '1 hour')

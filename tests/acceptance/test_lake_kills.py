@@ -1,0 +1,170 @@
+"""SIGKILL on the way into a lake: the next run finds out how far the dead one got."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from acceptance.conftest import LOCAL, MakeScene
+from acceptance.spark_server import SparkServer
+from acceptance.test_modes_killed import finish, make
+from acceptance.test_named_points import IN_LAKE, IN_WORKERS, kill_at
+from acceptance.test_random_kills import kill_after, kill_at_random, settle_and_finish
+
+ABOUT_ITS_COMMIT = (
+    "branch.created",
+    "branch.staged",
+    "intent.noted",
+    "branch.forwarded",
+    "publish.committed",
+    "branch.dropped",
+)
+BEFORE_AND_AFTER = tuple(point for point in IN_LAKE if point not in ABOUT_ITS_COMMIT)
+LAKE_MODES = ("merge", "append", "delete_insert", "replace", "replace without a key")
+# Of these small tables, all of it warm; each statement of Spark's takes a while.
+RUN_SECONDS = 4.0
+
+
+def test_a_run_passes_the_points_that_it_is_killed_at(make_scene: MakeScene) -> None:
+    scene = make_scene(2, lake=True, batch_rows=10_000)
+    trace = scene.folder / "trace"
+    ended = scene.start(failpoint=f"*=trace:{trace}").wait()
+    assert ended.code == 0, ended
+    passed = [point for point in trace.read_text().split() if point not in IN_WORKERS]
+    assert sorted(passed) == sorted(IN_LAKE)
+    assert passed[passed.index("branch.created") :][:6] == list(ABOUT_ITS_COMMIT)
+    assert scene.assert_exact() == 1
+    scene.assert_swept()
+
+
+def test_killed_over_and_over_at_its_first_load(make_scene: MakeScene) -> None:
+    scene = make_scene(2, lake=True, batch_rows=10)
+    for point in ABOUT_ITS_COMMIT:
+        kill_at(scene, point)
+    scene.run()
+    scene.assert_exact()
+    scene.assert_swept()
+
+
+@pytest.mark.parametrize("mode", ["merge", "append"])
+def test_killed_about_its_commit_and_run_again(make_scene: MakeScene, mode: str) -> None:
+    expected = make(make_scene, mode, lake=True)
+    finish(expected)
+    for point in ABOUT_ITS_COMMIT:
+        expected.change()
+        kill_at(expected.scene, point)
+        finish(expected)
+    expected.scene.assert_nothing_staged()
+
+
+def test_killed_before_and_after_it_publishes(make_scene: MakeScene) -> None:
+    scene = make_scene(3, lake=True)
+    for point in BEFORE_AND_AFTER:
+        kill_at(scene, point)
+        scene.change(1)
+    scene.run()
+    scene.assert_exact()
+    scene.assert_swept()
+
+
+def test_killed_with_its_jvm_while_its_files_become_the_table_s(make_scene: MakeScene) -> None:
+    """In a Spark of its own, the staged files are the table's; here they must not get lost."""
+    expected = make(make_scene, "append", lake=True, spark=LOCAL, batch_rows=10_000)
+    for point in ("branch.staged", "branch.forwarded"):
+        process, _ = expected.scene.start_and_hold(point)
+        process.kill_all()
+    finish(expected)
+    expected.change()
+    kill_at(expected.scene, "intent.noted")
+    finish(expected)
+    expected.scene.assert_nothing_staged()
+
+
+def test_a_dead_spark_worker_fails_the_run_and_nothing_else(
+    make_scene: MakeScene, spark_server: SparkServer
+) -> None:
+    scene = make_scene(2, lake=True, spark=LOCAL)
+    for point in IN_WORKERS:
+        kill_at(scene, point)
+    scene.use_spark({"remote": spark_server.url})
+    scene.run()
+    scene.assert_exact()
+    scene.assert_swept()
+
+
+def test_files_that_come_after_the_sweep_are_swept_by_the_next(make_scene: MakeScene) -> None:
+    """Spark's workers outlive a driver that was killed, and write on."""
+    scene = make_scene(2, lake=True)
+    kill_at(scene, "stage.done")
+    (staged,) = {str(Path(file).parent) for file in scene.staged()}
+    scene.run()
+    assert scene.staged() == []
+    late = scene.files.data("orders") / staged / "late.parquet"
+    late.parent.mkdir()
+    late.touch()
+    assert scene.staged() == [str(Path(staged) / late.name)]
+    scene.assert_swept()
+    assert not late.parent.exists()
+
+
+def test_killed_at_random_moments(make_scene: MakeScene) -> None:
+    scene = make_scene(2, lake=True, seed=21)
+    kill_at_random(scene, random.Random(21), 4, RUN_SECONDS)
+    settle_and_finish(scene)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("mode", LAKE_MODES)
+def test_killed_at_every_point_in_first_and_later_runs(make_scene: MakeScene, mode: str) -> None:
+    expected = make(make_scene, mode, lake=True, batch_rows=15)
+    for point in IN_LAKE:
+        kill_at(expected.scene, point)
+        finish(expected)
+        expected.change()
+    finish(expected)
+    expected.scene.assert_nothing_staged()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("mode", LAKE_MODES)
+def test_killed_at_every_point_of_its_first_load(make_scene: MakeScene, mode: str) -> None:
+    for point in IN_LAKE:
+        expected = make(make_scene, mode, lake=True, batch_rows=15)
+        kill_at(expected.scene, point)
+        finish(expected)
+        expected.scene.assert_nothing_staged()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("mode", LAKE_MODES)
+def test_killed_at_twenty_random_moments(make_scene: MakeScene, mode: str) -> None:
+    expected = make(make_scene, mode, lake=True, batch_rows=15, seed=22)
+    rng = random.Random(22)
+    for _ in range(5):
+        kills = 0
+        while kills < 4:
+            killed = kill_after(expected.scene.start(), rng.uniform(0.02, RUN_SECONDS))
+            kills += killed
+            if not killed:
+                expected.loaded()
+                expected.change()
+        finish(expected)
+        expected.change()
+    finish(expected)
+    expected.scene.assert_nothing_staged()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("mode", ["merge", "append"])
+def test_killed_with_its_jvm_at_random_moments(make_scene: MakeScene, mode: str) -> None:
+    expected = make(make_scene, mode, lake=True, seed=23, spark=LOCAL, batch_rows=60)
+    rng = random.Random(23)
+    for number in range(10):
+        everything = number % 2 == 0
+        if not kill_after(expected.scene.start(), rng.uniform(3.0, 18.0), everything=everything):
+            expected.loaded()
+            expected.change()
+    finish(expected)
+    expected.scene.assert_nothing_staged()
