@@ -20,9 +20,14 @@ READABLE = frozenset({"rest", "hive", "glue", "dynamodb", "bigquery"})
 
 def read_table(catalog: Catalog, relation: Relation) -> LakeTable | None:
     """The table as it is now; None when there is none."""
-    find = _embedded if catalog.is_embedded else _other
-    metadata = find(catalog, relation)
+    metadata = read_metadata(catalog, relation)
     return None if metadata is None else lake_table(relation, metadata)
+
+
+def read_metadata(catalog: Catalog, relation: Relation) -> TableMetadata | None:
+    """Iceberg's own document of the table as it is now."""
+    find = _embedded if catalog.is_embedded else _other
+    return find(catalog, relation)
 
 
 def list_tables(catalog: Catalog) -> list[Relation]:
@@ -74,7 +79,10 @@ def lake_table(relation: Relation, metadata: TableMetadata) -> LakeTable:
 
 
 def _snapshot(found: Any) -> Snapshot:
-    summary = {} if found.summary is None else dict(found.summary.additional_properties)
+    summary = {}
+    if found.summary is not None:
+        operation = found.summary.operation.value
+        summary = {"operation": operation, **found.summary.additional_properties}
     return Snapshot(found.snapshot_id, found.parent_snapshot_id, summary)
 
 
