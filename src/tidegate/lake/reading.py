@@ -40,8 +40,9 @@ class LakeRowsAt:
         from pyiceberg.table import DataScan
 
         wanted: BooleanExpression = AlwaysTrue()
+        equal_to: Any = EqualTo
         for name, value in (equal or {}).items():
-            wanted = And(wanted, EqualTo(name, value=value))
+            wanted = And(wanted, equal_to(name, value))
         io = file_io(self.catalog, self.metadata.location)
         # Columns that came after the snapshot are read as well: they are NULL in it.
         schema = self.metadata.schema().select(*names)
