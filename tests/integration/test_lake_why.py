@@ -35,8 +35,7 @@ def test_every_reason_for_a_row_of_a_lake(make_place: MakePlace, warm_spark: Spa
     never = project.why("orders", id=1)
     assert (never.reason, never.snapshot) == (Reason.NOT_YET, None)
     project.run("orders")
-    print([(x.snapshot_id, x.summary) for x in lake(project).ancestors()])
-    second, first = lake(project).ancestors()
+    second, first, *_ = lake(project).ancestors()
 
     cold = place.open()
     found = cold.why("lake:raw.orders", id=7)

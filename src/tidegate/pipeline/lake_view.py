@@ -41,7 +41,7 @@ class LakeView:
         for snapshot in () if self.table is None else self.table.ancestors():
             if snapshot.update_id is not None:
                 return
-            if snapshot.summary.get("operation") != _SAME_ROWS:
+            if not _is_same(snapshot):
                 yield snapshot
 
 
@@ -70,6 +70,12 @@ def look(context: Context, sync: Sync, connection: Connection) -> LakeView:
                 return LakeView(_moved(watermark, update_id, move), table, rows, update_id)
         return LakeView(watermark, table, rows)
     raise BusyError(f"{sync.target} is being written all the while", "try again when it is quiet")
+
+
+def _is_same(snapshot: Snapshot) -> bool:
+    """Whether it has the rows of its parent: maintenance, or the root of a table's first branch."""
+    is_maintenance = snapshot.summary.get("operation") == _SAME_ROWS
+    return is_maintenance or snapshot.summary.get("changed-partition-count") == "0"
 
 
 def _read_ledger(

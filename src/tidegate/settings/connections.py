@@ -80,6 +80,11 @@ class Connections(Mapping[str, ConnectionSettings]):
     def __repr__(self) -> str:
         return f"Connections({', '.join(self._raw)})"
 
+    def kind(self, name: str) -> str:
+        """Whether a connection is a database or a catalog, without resolving it."""
+        value = self._raw[name]
+        return str(value.get("type", "postgres")) if isinstance(value, Mapping) else "postgres"
+
     def problems(self) -> list[Problem]:
         """Return what is wrong whatever the variables hold; the rest waits until used."""
         found: list[Problem] = []

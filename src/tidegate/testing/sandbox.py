@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tidegate.errors import SettingsError
 from tidegate.project import Project
 from tidegate.settings import Settings, load_settings
 from tidegate.spark.session import SparkSessions
 from tidegate.testing.databases import FreshDatabases
+from tidegate.testing.lake_trial import embedded_lake
 
 _LEFT_OUT = shutil.ignore_patterns(
     ".tidegate", ".git", ".venv", "venv", "node_modules", "__pycache__", ".*_cache"
@@ -18,7 +18,7 @@ _LEFT_OUT = shutil.ignore_patterns(
 
 
 class SandboxProject(Project):
-    """A copy of a project whose connections all lead to fresh, empty databases.
+    """A copy of a project whose connections all lead to fresh, empty databases and lakes.
 
     Fill the source as you like, then run and look:
 
@@ -50,10 +50,15 @@ class SandboxProject(Project):
         names = {
             name: databases.make(name)
             for name in settings.connections
-            if _is_postgres(settings, name)
+            if settings.connections.kind(name) == "postgres"
         }
         overrides: dict[str, Any] = {
             f"connections.{name}": databases.conninfo(database) for name, database in names.items()
+        }
+        overrides |= {
+            f"connections.{name}": embedded_lake(folder / ".tidegate" / "lake" / name)
+            for name in settings.connections
+            if name not in names
         }
         overrides["project.control"] = databases.conninfo(databases.make("control"))
         overrides["project.state"] = ".tidegate"
@@ -71,11 +76,3 @@ class SandboxProject(Project):
     def close(self) -> None:
         """Close the sessions; Spark stays for the next test."""
         self.context.databases.close()
-
-
-def _is_postgres(settings: Settings, name: str) -> bool:
-    try:
-        return settings.connections[name].type == "postgres"
-    except SettingsError:
-        # Its variables are not set here, and need not be: it is replaced.
-        return True
