@@ -24,7 +24,7 @@ INSERT INTO orders SELECT n, n, 'note ' || n, '2026-01-01 00:00+00'::timestamptz
 
 def make_lake_project(
     make_place: MakePlace,
-    spark: SparkSessions | None,
+    sessions: SparkSessions | None,
     *syncs: dict[str, Any],
     **options: Any,
 ) -> tuple[Project, Place]:
@@ -34,7 +34,7 @@ def make_lake_project(
     text = toml.read_text(encoding="utf-8")
     text = text.replace("[connections]\n", '[connections]\nlake = { type = "iceberg" }\n', 1)
     toml.write_text(text, encoding="utf-8")
-    return place.open(spark), place
+    return place.open(sessions), place
 
 
 def change(project: Project, *statements: str) -> None:

@@ -18,7 +18,7 @@ from integration.conftest import Database, MakePlace, Place
 from tidegate.failpoints import POINTS
 from tidegate.postgres.embedded import EmbeddedServer
 
-ELSEWHERE = ("adopt.", "evolve.", "vacuum.", "cancel.")
+ELSEWHERE = ("adopt.", "evolve.", "vacuum.", "cancel.", "branch.", "intent.")
 PASSED = [point for point in POINTS if not point.startswith(ELSEWHERE)]
 ORDERS = {
     "source": "shop:public.orders",

@@ -11,6 +11,7 @@ from typing import Any
 from psycopg import sql
 
 from tidegate.errors import DeclarationError
+from tidegate.lake.jars import lake_conf
 from tidegate.lake.metadata import lake_table, read_metadata
 from tidegate.lake.reading import LakeRowsAt
 from tidegate.ledger.intents import Intents
@@ -28,6 +29,13 @@ from tidegate.testing.oracle import Content, make_content
 def embedded_lake(folder: Path) -> dict[str, Any]:
     """A lake of one's own in place of a declared one, whatever catalog that has."""
     return {"type": "iceberg", "catalog": "embedded", "warehouse": folder.absolute().as_uri()}
+
+
+def trial_conf(context: Context) -> dict[str, str]:
+    """What Spark must start with for trials, whose lakes are embedded ones."""
+    settings = context.settings
+    kinds = {settings.connections.kind(name) for name in settings.connections}
+    return lake_conf(settings.spark.conf, postgres=True) if "iceberg" in kinds else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from tidegate.pipeline.declaration import nearest
 from tidegate.project import Project
 from tidegate.testing.databases import FreshDatabases
 from tidegate.testing.diagnosis import Diagnosis
+from tidegate.testing.lake_trial import trial_conf
 from tidegate.testing.oracle import Difference
 from tidegate.testing.pool import fill_pool
 from tidegate.testing.replay import MAX_ROWS
@@ -71,7 +72,9 @@ def prove_sync(
                 profile=project.settings.profile,
                 is_lake=project.context.is_lake(sync.target.connection),
                 environment=cache(
-                    partial(start_warm_spark, project.settings, project.context.lake_conf)
+                    partial(
+                        start_warm_spark, project.settings, partial(trial_conf, project.context)
+                    )
                 ),
             )
             proof = _Proving(project, bench, options, watcher).prove()
@@ -157,9 +160,7 @@ class _Proving:
         name = self._bench.sync.target.connection
         if not self._bench.is_lake or self._project.context.catalog(name).is_embedded:
             return []
-        return [
-            f'the proof has a lake of its own; the catalog of connection "{name}" is left alone'
-        ]
+        return [f'the proof has a lake of its own; the catalog of "{name}" is left alone']
 
     def _points(self, passed: Sequence[str]) -> list[str]:
         wanted = self._options.points
