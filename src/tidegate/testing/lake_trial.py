@@ -19,6 +19,7 @@ from tidegate.ledger.markers import Markers
 from tidegate.ledger.staged_folders import StagedFolders
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.lake import MAIN, LakeTable
+from tidegate.model.relation import Endpoint
 from tidegate.model.sync import Sync
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.lake_mirror import field_kinds, mirror
@@ -36,6 +37,17 @@ def trial_conf(context: Context) -> dict[str, str]:
     settings = context.settings
     kinds = {settings.connections.kind(name) for name in settings.connections}
     return lake_conf(settings.spark.conf, postgres=True) if "iceberg" in kinds else {}
+
+
+def read_lake(context: Context, target: Endpoint) -> list[dict[str, Any]]:
+    """The rows of a lake's table as Python values; a table that is not there has none."""
+    catalog = context.catalog(target.connection)
+    metadata = read_metadata(catalog, target.relation)
+    if metadata is None:
+        return []
+    rows = LakeRowsAt(catalog, target.relation, metadata, metadata.current_snapshot_id)
+    names = [one.name for one in metadata.schema().fields]
+    return [row for _, batch in rows.batches(names) for row in batch.to_pylist()]
 
 
 @dataclass(frozen=True, slots=True)

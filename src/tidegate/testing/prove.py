@@ -60,6 +60,7 @@ def prove_sync(
     server = project.context.databases.embedded
     was_running = server.is_running()
     server.start()
+    conf = partial(trial_conf, project.context)
     try:
         databases = FreshDatabases(server, keep=options.keep)
         try:
@@ -71,11 +72,7 @@ def prove_sync(
                 overrides=overrides or {},
                 profile=project.settings.profile,
                 is_lake=project.context.is_lake(sync.target.connection),
-                environment=cache(
-                    partial(
-                        start_warm_spark, project.settings, partial(trial_conf, project.context)
-                    )
-                ),
+                environment=cache(partial(start_warm_spark, project.settings, conf)),
             )
             proof = _Proving(project, bench, options, watcher).prove()
         finally:

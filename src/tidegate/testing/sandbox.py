@@ -6,11 +6,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from psycopg import sql
+from psycopg.rows import dict_row
+
+from tidegate.model.relation import Endpoint
+from tidegate.postgres.identifiers import qualified
 from tidegate.project import Project
 from tidegate.settings import Settings, load_settings
 from tidegate.spark.session import SparkSessions
 from tidegate.testing.databases import FreshDatabases
-from tidegate.testing.lake_trial import embedded_lake
+from tidegate.testing.lake_trial import embedded_lake, read_lake
 
 _LEFT_OUT = shutil.ignore_patterns(
     ".tidegate", ".git", ".venv", "venv", "node_modules", "__pycache__", ".*_cache"
@@ -72,6 +77,20 @@ class SandboxProject(Project):
     def share_spark(self, sessions: SparkSessions) -> None:
         """Use a Spark that is already warm, and leave it running in the end."""
         self.context.spark = sessions
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        """All rows of a table, in a database or in a lake, as Python values.
+
+        >>> project.rows("lake:raw.orders")[0]["id"]                 # doctest: +SKIP
+        """
+        target = Endpoint.parse(table)
+        if self.context.is_lake(target.connection):
+            return read_lake(self.context, target)
+        with self.connect(target.connection) as connection:
+            cursor = connection.cursor(row_factory=dict_row)
+            return cursor.execute(
+                sql.SQL("SELECT * FROM {}").format(qualified(target.relation))
+            ).fetchall()
 
     def close(self) -> None:
         """Close the sessions; Spark stays for the next test."""
