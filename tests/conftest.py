@@ -22,6 +22,7 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSeria
 LONGEST = (
     "test_examples",
     "test_prove",
+    "test_lake_prove",
     "test_demo",
     "test_testing_kit",
     "test_named_points",
