@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.errors import BusyError, StagingLost
 from tidegate.lake.catalog import Catalog
+from tidegate.lake.data_file import file_batches
 from tidegate.lake.files import staged_path
 from tidegate.lake.metadata import file_io
 from tidegate.model.lake import LakeTable
@@ -36,7 +37,6 @@ class LakeRowsAt:
         if self.snapshot_id is None:
             return
         from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, EqualTo
-        from pyiceberg.io.pyarrow import ArrowScan, _read_all_delete_files
         from pyiceberg.table import DataScan
 
         wanted: BooleanExpression = AlwaysTrue()
@@ -46,13 +46,10 @@ class LakeRowsAt:
         io = file_io(self.catalog, self.metadata.location)
         # Columns that came after the snapshot are read as well: they are NULL in it.
         schema = self.metadata.schema().select(*names)
-        rows = ArrowScan(self.metadata, io, schema, wanted)
         try:
             scan = DataScan(self.metadata, io, wanted, snapshot_id=self.snapshot_id)
             for task in scan.plan_files():
-                # What pyiceberg offers by itself holds whole files in memory, and many at once.
-                deleted = _read_all_delete_files(io, [task])
-                for batch in rows._record_batches_from_scan_tasks_and_deletes([task], deleted):
+                for batch in file_batches(self.metadata, io, task, schema, wanted):
                     yield task.file.file_path, batch
         except FileNotFoundError as error:
             raise BusyError(
