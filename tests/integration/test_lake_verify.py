@@ -139,14 +139,22 @@ def test_every_type_is_compared_exactly_and_its_smallest_change_is_seen(
     project, place = make_lake_project(make_place, warm_spark, ORDERS, databases=2)
     columns = ", ".join(f"{name} {kind}" for name, (kind, _, _) in TYPES.items())
     place.source.execute(
-        f"CREATE TABLE orders (id int PRIMARY KEY, updated_at timestamptz NOT NULL, {columns})",
-        f"INSERT INTO orders VALUES (1, '2026-01-01', {', '.join(t[1] for t in TYPES.values())}),"
-        f" (2, '2026-01-02', {', '.join(t[2] for t in TYPES.values())}),"
-        f" (3, '2026-01-03', {', '.join('NULL' for _ in TYPES)})",
+        f"CREATE TABLE orders (id int, code char(4), updated_at timestamptz NOT NULL, {columns},"
+        " PRIMARY KEY (id, code))",
+        f"INSERT INTO orders VALUES"
+        f" (1, 'a', '2026-01-01', {', '.join(t[1] for t in TYPES.values())}),"
+        f" (2, 'b', '2026-01-02', {', '.join(t[2] for t in TYPES.values())}),"
+        f" (3, 'c', '2026-01-03', {', '.join('NULL' for _ in TYPES)})",
     )
     project.run("orders")
     found = verify_cold(place)
     assert (found.verdict, found.target_rows) == (Verdict.EQUAL, 3)
+    # A key that is padded in the source and not in the lake is left out on both sides.
+    place.source.execute(
+        "UPDATE orders SET small = 1, updated_at = '2026-01-03 1:00' WHERE id = 3"
+    )
+    found = verify_cold(place)
+    assert (found.verdict, found.target_rows, found.not_yet_loaded) == (Verdict.EQUAL, 2, 1)
 
     edits = {
         "single": "CAST(0.10000001 AS float)",
@@ -158,7 +166,7 @@ def test_every_type_is_compared_exactly_and_its_smallest_change_is_seen(
     }
     place.source.execute(
         *(
-            f"INSERT INTO orders SELECT {10 + place_}, '2026-01-04', {', '.join(TYPES)}"
+            f"INSERT INTO orders SELECT {10 + place_}, 'd', '2026-01-04', {', '.join(TYPES)}"
             " FROM orders WHERE id = 1"
             for place_ in range(len(edits))
         )
