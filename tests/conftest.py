@@ -22,6 +22,7 @@ FAST = {"fsync": "off", "full_page_writes": "off"}
 LONGEST = (
     "test_examples",
     "test_prove",
+    "test_lake_prove",
     "test_demo",
     "test_testing_kit",
     "test_named_points",

@@ -49,6 +49,23 @@ b = { uri = "y" }
     }
 
 
+def test_another_catalog_replaces_all_that_was_said_of_the_first(load: Load) -> None:
+    toml = BASE + '[connections]\nlake = { type = "iceberg", catalog = "rest", uri = "${U}" }\n'
+    own = {"type": "iceberg", "catalog": "embedded", "warehouse": "file:///w"}
+    lake = load(toml, overrides={"connections.lake": own}).connections["lake"]
+    assert lake.options == {"catalog": "embedded", "warehouse": "file:///w"}
+
+
+def test_the_kind_of_a_connection_is_known_without_its_variables(load: Load) -> None:
+    toml = (
+        BASE + '[connections]\nlake = { type = "iceberg", uri = "${U}" }\nshop = "${S}"\n'
+        'other = { url = "${S}" }\n'
+    )
+    connections = load(toml).connections
+    kinds = [connections.kind(name) for name in ("lake", "shop", "other")]
+    assert kinds == ["iceberg", "postgres", "postgres"]
+
+
 def test_connections_are_resolved_one_by_one(load: Load) -> None:
     settings = load(BASE + "[connections]\na = '${A_URL}'\nb = 'service=shop'\nc = '${EMPTY}'\n",
                     {"EMPTY": ""})  # fmt: skip

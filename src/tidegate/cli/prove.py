@@ -97,8 +97,11 @@ def _lines(proof: Proof, project: Project) -> list[str]:
         lines += [
             f"{proof.sync}: {found.cause.value}",
             f"  {found.text}",
-            f"  smallest case: {found.total_rows} row{'s'[: found.total_rows != 1]}: {shown}"
-            + (f" and {more} more" if more else ""),
+        ]
+        if found.total_rows:
+            few = f"  smallest case: {found.total_rows} row{'s'[: found.total_rows != 1]}: {shown}"
+            lines.append(few + (f" and {more} more" if more else ""))
+        lines += [
             f"  fix: {found.hint}",
             f"  again: {found.command}",
         ]

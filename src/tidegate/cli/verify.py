@@ -69,6 +69,8 @@ def _lines(found: Verification) -> list[str]:
     if found.rejected:
         waiting += f", {found.rejected:,} rejected"
     spark = " (transformed again with Spark)" if found.used_spark else ""
+    if found.snapshot is not None:
+        waiting += f", lake at snapshot {found.snapshot}"
     if found.verdict == "changed since the last run":
         lines = [f"{found.sync}: {found.verdict}{waiting}{spark}"]
     elif found.difference is not None:

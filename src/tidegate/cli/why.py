@@ -59,7 +59,8 @@ def _print(found: Explanation) -> None:
     if found.hint:
         print_line(f"  fix: {found.hint}")
     print_line(f"  source: {_row(found.source_row)}")
-    print_line(f"  target: {_row(found.target_row)}")
+    at = "" if found.snapshot is None else f" (lake at snapshot {found.snapshot})"
+    print_line(f"  target{at}: {_row(found.target_row)}")
     if found.carrier is not None:
         for line in _carried(found.carrier):
             print_line(f"  {line}")

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tidegate.insight.demo import Content, Pair
-from tidegate.lake.scanning import read_rows
+from tidegate.lake.metadata import read_metadata
+from tidegate.lake.reading import LakeRowsAt
 from tidegate.model.relation import Relation
 from tidegate.pipeline.context import Context
 
@@ -21,6 +22,7 @@ source = "shop:public.orders"
 target = "lake:raw.orders"
 cursor = "updated_at"
 """
+_TABLE = Relation("raw", "orders")
 _COLUMNS = ("id", "customer_id", "status", "updated_at")
 
 
@@ -29,12 +31,16 @@ def compare_lake(context: Context) -> Pair:
     with context.databases.connect("shop") as shop:
         cursor = shop.execute("SELECT id, customer_id, status, updated_at FROM public.orders")
         source = _content(cursor)
+    return Pair(LAKE_SYNC, source, _content(_lake_rows(context)))
+
+
+def _lake_rows(context: Context) -> Iterator[tuple[Any, ...]]:
     catalog = context.catalog("lake")
-    return Pair(LAKE_SYNC, source, _content(_lake_rows(context, catalog)))
-
-
-def _lake_rows(context: Context, catalog: Any) -> Iterator[tuple[Any, ...]]:
-    for batch in read_rows(catalog, Relation("raw", "orders"), _COLUMNS):
+    metadata = read_metadata(catalog, _TABLE)
+    if metadata is None:
+        return
+    rows = LakeRowsAt(catalog, _TABLE, metadata, metadata.current_snapshot_id)
+    for _, batch in rows.batches(_COLUMNS):
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 

@@ -102,8 +102,12 @@ def read_source(
     key: Key,
     watermark: Watermark,
     horizon: Horizon,
+    columns: Sequence[sql.Composable] | None = None,
 ) -> SourceRow | None:
-    """The newest row with this key, whether or not `where` keeps it."""
+    """The newest row with this key, whether or not `where` keeps it.
+
+    `columns` are its values as the target holds them, where that is not as they travel.
+    """
     nothing: sql.Composable = sql.SQL("NULL::text")
     cursor = nothing if source.cursor is None else source.cursor_identifier
     above: sql.Composable = sql.SQL("false")
@@ -124,7 +128,7 @@ def read_source(
             " ({above}) IS TRUE, ({lookback}) IS TRUE, count(*) OVER () FROM {relation}"
             " WHERE {same} ORDER BY 3 DESC, {cursor} DESC NULLS LAST LIMIT 1"
         ).format(
-            values=_texts(passed_columns(source)),
+            values=_texts(columns or passed_columns(source)),
             cursor=cursor,
             # A result of the cursor's own name would be what is ordered by: its text.
             text=sql.Identifier("tidegate: cursor"),

@@ -38,6 +38,8 @@ class Facts:
     made: int | None
     """how many rows the transformation made of it, if it was run"""
     nearest: list[str]
+    edited_in: int | None = None
+    """the commit of a lake that wrote the target's row and was nobody's load"""
 
     def explain(self) -> Answer:
         if self.source is None:
@@ -60,6 +62,12 @@ class Facts:
         if sync.query is not None:
             gone = "the query gives no such row any more"
         if self.target is not None:
+            if self.edited_in is not None:
+                sentence = (
+                    "the source has no such row: somebody else wrote it into the lake, in snapshot "
+                    f"{self.edited_in}"
+                )
+                return Reason.EDITED, sentence, self._refresh
             if sync.mode is Mode.REPLACE:
                 return Reason.DELETED, f"{gone}; the next run removes it here", self._run
             keeps = "append keeps what it has loaded"
@@ -86,6 +94,8 @@ class Facts:
     def _replaced(self) -> Answer:
         if self.target is not None and not self.differ:
             return self._same()
+        if self.edited_in is not None:
+            return self._edited()
         if self.rejection is not None:
             return self._set_aside()
         if self.target is None and self.sync.transform is not None and not self.source_changed:
@@ -134,6 +144,8 @@ class Facts:
         assert self.source is not None
         if self.target is not None and not self.differ:
             return self._same()
+        if self.edited_in is not None:
+            return self._edited()
         if self.rejection is not None:
             return self._set_aside()
         mark = f"the watermark ({self.watermark.value})"
@@ -169,6 +181,10 @@ class Facts:
             sentence = "source and target hold the same row; it will be read again"
             return Reason.EQUAL, sentence, None
         return Reason.EQUAL, "source and target hold the same row", None
+
+    def _edited(self) -> Answer:
+        sentence = f"somebody else wrote this row into the lake, in snapshot {self.edited_in}"
+        return Reason.EDITED, sentence, self._refresh
 
     def _set_aside(self) -> Answer:
         kept = "the target has no row for it"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import psycopg
 from psycopg import errors as pg
+from psycopg import sql
 
 from tidegate.control.job_records import JobRecords
 from tidegate.errors import DeclarationError, UsageError
 from tidegate.insight.carriers import Carriers, with_job
+from tidegate.insight.lake_row import LakeRow, lake_key, read_lake_row
 from tidegate.insight.one_row import (
     Key,
     SourceRow,
@@ -31,17 +33,20 @@ from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.column import Table
 from tidegate.model.explanation import Carrier, ColumnDifference, Explanation, Rejection
 from tidegate.model.job import SYNC
-from tidegate.model.relation import Endpoint
+from tidegate.model.relation import Endpoint, Relation
 from tidegate.model.rules import Mode
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.changed import refuse_changed
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import nearest, passthrough_shape, resolve_source
+from tidegate.pipeline.lake_mirror import field_kinds, lake_columns
+from tidegate.pipeline.lake_view import LakeView, look
 from tidegate.pipeline.reading import bounded, read_only
 from tidegate.pipeline.sessions import Sessions
 from tidegate.postgres.catalog import describe_table
 from tidegate.postgres.connect import Connection, translate
+from tidegate.postgres.types import postgres_type
 from tidegate.sources.horizon import read_horizon
 from tidegate.sources.postgres import PostgresSource
 
@@ -88,6 +93,13 @@ class _Found:
     rejection: Rejection | None
     versions: int
     exists: bool = True
+    columns: list[sql.Composable] | None = None
+    """how the source's columns look in a lake"""
+    snapshot: int | None = None
+    """of a lake, at which it was read"""
+    edited_in: int | None = None
+    """the commit of a lake that wrote the row and was nobody's load"""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -105,17 +117,22 @@ class _Explaining:
         memory = self.sessions.memory(sync.pipeline)
         horizon = read_horizon(connection, source.cursor, memory, may_wait=False)
         # As in verify: what changes between the two snapshots lies above the watermark.
-        before = self._watermark(target)
-        with read_only(target):
-            found = self._read_target(target, source, key, before)
+        if self.sessions.context.is_lake(sync.target.connection):
+            found = self._read_lake(connection, target, source, key)
+        else:
+            before = self._watermark(target)
+            with read_only(target):
+                found = self._read_target(target, source, key, before)
         refuse_changed(found.watermark, source, sync)
         with read_only(connection):
-            row = read_source(connection, sync, source, key, found.watermark, horizon)
+            row = read_source(
+                connection, sync, source, key, found.watermark, horizon, found.columns
+            )
             near = []
             if row is None and found.row is None:
                 near = nearest_keys(connection, source, key)
             changed = self._source_changed(connection, source, found.watermark)
-        made = self._transform(source, key, row)
+        made = self._transform(source, key, row) if found.exists else None
         compared = sync.transform is None or made is not None
         differences = _differences(self._expected(row, made), found.row) if compared else ()
         carrier = self._carrier(target, source, found, row)
@@ -134,6 +151,7 @@ class _Explaining:
             source_changed=changed,
             made=None if made is None else len(made.rows),
             nearest=near,
+            edited_in=found.edited_in,
         )
         reason, sentence, hint = facts.explain()
         return Explanation(
@@ -151,6 +169,7 @@ class _Explaining:
             horizon=horizon.high,
             carrier=carrier if found.row is not None else None,
             rejection=found.rejection,
+            snapshot=found.snapshot,
             notes=tuple(self._notes(row, found, made)),
         )
 
@@ -173,6 +192,36 @@ class _Explaining:
                 row, versions = replace(row, update_id=version[0]), version[1]
         return _Found(watermark, row, read_rejection(target, sync, table, key), versions)
 
+    def _read_lake(
+        self, connection: Connection, target: Connection, source: PostgresSource, key: Key
+    ) -> _Found:
+        sync = self.sync
+        view = look(self.sessions.context, sync, target)
+        if view.table is None or view.rows is None:
+            return _Found(view.watermark, None, None, 0, exists=False)
+        fields = [one.name for one in view.table.fields]
+        missing = [name for name in key if name not in fields]
+        if missing:
+            self._refuse_missing(view.table.relation, missing)
+        # A transformation's rows may lie beside columns that are somebody else's.
+        names = [one.name for one in view.table.fields if postgres_type(one.type) is not None]
+        columns = None
+        if sync.transform is None:
+            names = [column.name for column in source.columns if column.name in fields]
+            columns = list(lake_columns(source, field_kinds(view.table, names)).values())
+        wanted = lake_key(connection, target, source, view.table, key)
+        found = read_lake_row(target, view.table, view.rows, names, wanted, sync.cursor)
+        return _Found(
+            view.watermark,
+            None if found is None else found.row,
+            None,
+            0 if found is None else found.row.rows,
+            columns=columns,
+            snapshot=view.snapshot_id,
+            edited_in=None if found is None else found.edited_in,
+            notes=tuple(_lake_notes(view, found)),
+        )
+
     def _watermark(self, target: Connection) -> Watermark:
         ledger = self.sessions.context.ledger(self.sync.target.connection)
         return Watermarks(ledger).get(target, self.sync.pipeline, str(self.sync.target.relation))
@@ -180,10 +229,13 @@ class _Explaining:
     def _check_columns(self, table: Table, key: Key) -> None:
         missing = [name for name in key if table.column(name) is None]
         if missing:
-            raise UsageError(
-                f"{table.relation} has no column {', '.join(missing)}, which is part of the key",
-                f"is this the table that sync {self.sync.name} loads? see: tidegate plan",
-            )
+            self._refuse_missing(table.relation, missing)
+
+    def _refuse_missing(self, relation: Relation, missing: list[str]) -> NoReturn:
+        raise UsageError(
+            f"{relation} has no column {', '.join(missing)}, which is part of the key",
+            f"is this the table that sync {self.sync.name} loads? see: tidegate plan",
+        )
 
     def _transform(self, source: PostgresSource, key: Key, row: SourceRow | None) -> Made | None:
         if not self.run_transform:
@@ -209,6 +261,8 @@ class _Explaining:
         found: _Found,
         row: SourceRow | None,
     ) -> Carrier | None:
+        if found.edited_in is not None:
+            return None
         ledger = self.sessions.context.ledger(self.sync.target.connection)
         carriers = Carriers(ledger, self.sync)
         value = None
@@ -269,7 +323,7 @@ class _Explaining:
         return bool(before.get("fingerprint") != now)
 
     def _notes(self, row: SourceRow | None, found: _Found, made: Made | None) -> list[str]:
-        notes: list[str] = []
+        notes = list(found.notes)
         if not found.exists and found.watermark.version:
             notes.append(f"{self.sync.target} does not exist any more")
         expected = self._expected(row, made) if self.sync.transform is None or made else None
@@ -287,6 +341,23 @@ class _Explaining:
         if made is not None and len(made.rows) > 1:
             notes.append("the transformation makes several rows of it; the first was compared")
         return notes
+
+
+def _lake_notes(view: LakeView, found: LakeRow | None) -> list[str]:
+    notes: list[str] = []
+    if view.unrecorded is not None:
+        notes.append(f"load {view.unrecorded} is in and not recorded yet; the next run does that")
+    others = [one.snapshot_id for one in view.strangers()]
+    if found is None and others:
+        notes.append(
+            "somebody else has committed to the lake since the last load, last in snapshot "
+            f"{others[0]}"
+        )
+    elif found is not None and found.edited_in is not None:
+        notes.append(f"it was written in snapshot {found.edited_in}, which is none of a load")
+    elif found is not None and found.row.update_id is not None and found.written_in is not None:
+        notes.append(f"it was written in snapshot {found.written_in.snapshot_id}")
+    return notes
 
 
 def _differences(

@@ -31,6 +31,12 @@ def open_table(catalog: Catalog, relation: Relation) -> Table | None:
     return find(catalog, relation)
 
 
+def read_metadata(catalog: Catalog, relation: Relation) -> TableMetadata | None:
+    """Iceberg's own document of the table as it is now."""
+    table = open_table(catalog, relation)
+    return None if table is None else table.metadata
+
+
 def list_tables(catalog: Catalog) -> list[Relation]:
     """The tables of the catalog."""
     if catalog.is_embedded:
@@ -80,7 +86,10 @@ def lake_table(relation: Relation, metadata: TableMetadata) -> LakeTable:
 
 
 def _snapshot(found: Any) -> Snapshot:
-    summary = {} if found.summary is None else dict(found.summary.additional_properties)
+    summary = {}
+    if found.summary is not None:
+        operation = found.summary.operation.value
+        summary = {"operation": operation, **found.summary.additional_properties}
     return Snapshot(found.snapshot_id, found.parent_snapshot_id, summary)
 
 

@@ -87,4 +87,6 @@ class Explanation:
     horizon: str | None = None
     carrier: Carrier | None = None
     rejection: Rejection | None = None
+    snapshot: int | None = None
+    """of a lake, at which it was read"""
     notes: tuple[str, ...] = ()

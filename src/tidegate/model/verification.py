@@ -47,6 +47,8 @@ class Verification:
     not_yet_loaded: int = 0
     rejected: int = 0
     used_spark: bool = False
+    snapshot: int | None = None
+    """of a lake, at which it was compared"""
     difference: Difference | None = None
     intact: bool = False
     hint: str | None = None

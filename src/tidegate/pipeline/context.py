@@ -40,7 +40,7 @@ class Context:
     def __post_init__(self) -> None:
         self.databases = Databases(self.settings)
         self.spark = SparkSessions(
-            self.settings.spark, self.settings.state_directory, self._lake_conf
+            self.settings.spark, self.settings.state_directory, self.lake_conf
         )
         self.stager = Stager(lambda: self.spark)
         self.plane = ControlPlane(
@@ -118,7 +118,7 @@ class Context:
             project=self.settings.project.name,
         )
 
-    def _lake_conf(self) -> dict[str, str]:
+    def lake_conf(self) -> dict[str, str]:
         """What Spark must start with, where the project has a lake."""
         lakes = [one for one in self.settings.connections if self.is_lake(one)]
         if not lakes:

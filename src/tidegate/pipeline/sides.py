@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -94,12 +94,14 @@ def send_left_out(
     watermark: Watermark,
     *,
     nulls: bool,
+    select: Mapping[str, sql.Composable] | None = None,
 ) -> LeftOut:
     """Stream the keys of source rows that are not loaded into the target's session.
 
-    Rows without a key have nothing by which they could be left out there, and are only counted.
+    `select` gives the columns as the target holds them, where that is not as they travel. Rows
+    without a key have nothing by which they could be left out there, and are only counted.
     """
-    select = dict(
+    select = select or dict(
         zip((column.name for column in source.columns), passed_columns(source), strict=True)
     )
     key = sql.SQL(", ").join(select[name] for name in source.key)

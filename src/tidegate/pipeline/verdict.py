@@ -39,6 +39,8 @@ class Compared:
     used_spark: bool = False
     drift: tuple[str, ...] = ()
     """what changed in the source's columns since the last load, as `plan` says it"""
+    snapshot: int | None = None
+    """of a lake, at which it was compared"""
 
 
 def report(sync: Sync, found: Compared) -> Verification:
@@ -58,6 +60,7 @@ def report(sync: Sync, found: Compared) -> Verification:
         not_yet_loaded=found.left_out.not_yet_loaded,
         rejected=found.left_out.rejected,
         used_spark=found.used_spark,
+        snapshot=found.snapshot,
         difference=difference,
         intact=verdict is Verdict.EQUAL or found.since is Since.CHANGED_ALONE,
         hint=None if difference is None else _way_out(sync, difference, found),
@@ -71,9 +74,8 @@ def _notes(sync: Sync, found: Compared) -> list[str]:
         count = found.left_out.without_cursor
         notes.append(f"{count:,} rows without a cursor were not compared")
     if found.keyless and sync.mode is Mode.APPEND:
-        notes.append(
-            "rows have no key here: each loaded row of the source must be there, at least as often"
-        )
+        why = "append keeps every version here" if sync.key else "rows have no key here"
+        notes.append(f"{why}: each loaded row of the source must be there, at least as often")
         if found.older:
             notes.append(
                 f"{found.older:,} more rows are there: older versions, or rows deleted since"

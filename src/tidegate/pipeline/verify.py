@@ -16,6 +16,7 @@ from psycopg import sql
 
 from tidegate.control.job_records import JobRecords
 from tidegate.destinations import merge
+from tidegate.destinations.lake_target import gone
 from tidegate.destinations.target import check_present
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.batch import Batch, BatchKind
@@ -32,6 +33,7 @@ from tidegate.pipeline.comparable import check_comparable
 from tidegate.pipeline.compare import NONE, Hashing, Side, compare
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import passthrough_shape, resolve_source
+from tidegate.pipeline.lake_view import LakeView, look
 from tidegate.pipeline.loaded import loaded_condition, pending_condition
 from tidegate.pipeline.reading import read_only
 from tidegate.pipeline.sessions import Sessions
@@ -46,6 +48,7 @@ from tidegate.pipeline.sides import (
 from tidegate.pipeline.stage import passed_columns
 from tidegate.pipeline.sync import tolerates_duplicates
 from tidegate.pipeline.verdict import Compared, Since, report
+from tidegate.pipeline.verify_lake import LakeVerification, nothing_loaded
 from tidegate.pipeline.verify_transformed import compare_transformed
 from tidegate.postgres.catalog import describe_table
 from tidegate.postgres.connect import Connection, translate
@@ -72,7 +75,10 @@ class _Verifying:
         connection = self.sessions.source(sync.source.connection)
         source = resolve_source(connection, sync)
         target = self.sessions.target(sync.target.connection)
-        watermark = self._watermark(target)
+        view = None
+        if self.sessions.context.is_lake(sync.target.connection):
+            view = look(self.sessions.context, sync, target)
+        watermark = self._watermark(target) if view is None else view.watermark
         if watermark.version == 0 and not self._last_result():
             return Verification(
                 sync.name,
@@ -82,6 +88,8 @@ class _Verifying:
                 hint=f"tidegate run {sync.name}",
             )
         refuse_changed(watermark, source, sync)
+        if view is not None:
+            return report(sync, self._compare_lake(connection, source, view))
         if describe_table(target, sync.target.relation) is None:
             check_present(target, sync.target.relation, watermark, sync.project)
             with read_only(connection):
@@ -100,6 +108,23 @@ class _Verifying:
             since=lambda watermark: self._since(connection, source, watermark),
         )
         return report(sync, found)
+
+    def _compare_lake(
+        self, connection: Connection, source: PostgresSource, view: LakeView
+    ) -> Compared:
+        sync, watermark = self.sync, view.watermark
+        if view.table is None:
+            if watermark.rows_synced:
+                raise gone(None, sync.target.relation, watermark, sync.project)
+            return nothing_loaded(connection, source, watermark)
+        return LakeVerification(
+            self.sessions,
+            sync,
+            source,
+            view,
+            nulls_loaded=lambda: self._nulls_loaded(connection, source),
+            since=lambda watermark: self._since(connection, source, watermark),
+        ).compare()
 
     def _compare_passed(
         self, connection: Connection, source: PostgresSource, target: Connection

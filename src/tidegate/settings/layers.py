@@ -54,8 +54,8 @@ def merge(base: Mapping[str, Any], later: Mapping[str, Any], key: Key = ()) -> T
     for part, value in later.items():
         old = merged.get(part)
         if isinstance(old, Mapping) and isinstance(value, Mapping):
-            another_kind = key == ("connections",) and old.get("type") != value.get(
-                "type", old.get("type")
+            another_kind = key == ("connections",) and any(
+                value.get(what, old.get(what)) != old.get(what) for what in ("type", "catalog")
             )
             merged[part] = dict(value) if another_kind else merge(old, value, (*key, part))
         else:

@@ -12,6 +12,7 @@ from tidegate.model.column import Table
 from tidegate.model.sync import Sync
 from tidegate.pipeline.declaration import nearest, resolve_source
 from tidegate.project import Project
+from tidegate.testing.lake_trial import LakeTrial
 from tidegate.testing.oracle import (
     Content,
     Difference,
@@ -65,7 +66,8 @@ def assert_crash_safe(project: Project, name: str, points: Sequence[str] | None 
             raise UsageError(f"there is no point {point}", nearest(point, POINTS))
     sync = sandbox.sync(name)
     table, key = _source_of(sandbox, sync)
-    with lend_spark(sandbox.context.spark, sandbox.settings) as environment:
+    context = sandbox.context
+    with lend_spark(context.spark, sandbox.settings, context.lake_conf) as environment:
         bench = Bench(
             databases=sandbox.databases,
             root=sandbox.settings.root,
@@ -73,6 +75,7 @@ def assert_crash_safe(project: Project, name: str, points: Sequence[str] | None 
             logs=sandbox.settings.state_directory / "logs",
             overrides=sandbox.overrides,
             profile=sandbox.settings.profile,
+            is_lake=context.is_lake(sync.target.connection),
             environment=lambda: environment,
         )
         return _Crashes(sandbox, bench, table, key).prove(points)
@@ -107,9 +110,12 @@ class _Crashes:
             kills = sum(killed.kill(point) for point in chosen)
             killed.run()
             found = killed.content(self._key, expected.columns)
+            left = killed.leftovers()
         difference = compare(expected, found)
         if difference:
             raise AssertionError(self._message(difference, expected, chosen))
+        if left:
+            raise AssertionError(f"{sync.name}: killed and run again, it leaves {', '.join(left)}")
         return kills
 
     def _message(self, difference: Difference, expected: Content, points: Sequence[str]) -> str:
@@ -190,6 +196,8 @@ def _source_of(project: SandboxProject, sync: Sync) -> tuple[Table, tuple[str, .
 
 
 def _target(project: SandboxProject, sync: Sync, key: tuple[str, ...]) -> Content:
+    if project.context.is_lake(sync.target.connection):
+        return LakeTrial(project.context, sync).content(key)
     with project.connect(sync.target.connection) as connection:
         return target_content(connection, sync.target.relation, key)
 

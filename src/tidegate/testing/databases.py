@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 import uuid
+from pathlib import Path
 
 from psycopg import sql
 
@@ -39,6 +41,10 @@ class FreshDatabases:
         )
         return name
 
+    def folder(self, name: str) -> Path:
+        """A folder beside a database, which goes with it."""
+        return self.server.directory.parent / "prove" / name
+
     def conninfo(self, name: str) -> str:
         return self.server.conninfo(name)
 
@@ -70,6 +76,7 @@ class FreshDatabases:
         self._admin.execute(
             sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
         )
+        shutil.rmtree(self.folder(name), ignore_errors=True)
 
     def _sweep(self) -> None:
         """Drop what a killed predecessor left."""

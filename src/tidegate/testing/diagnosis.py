@@ -27,6 +27,7 @@ _HINTS = {
     "declare a lookback longer than rows can be late",
     Cause.KILL: "does the transformation keep state of its own, in a file or a table? a killed run "
     "leaves it behind; if it does not, please report this",
+    Cause.LEFT: "the rows are right, and maintenance can remove the rest; please report this",
     Cause.NO_KILL: "run the command below and compare the two tables (--keep leaves them)",
     Cause.FAILS: "correct it and try again",
 }
@@ -60,6 +61,12 @@ class Diagnosis:
             text = f"rows {first} and {second} have the same key ({key}) = ({value})"
         text += ", and only one of them would be in the target"
         return self._finding(Cause.WRONG_KEY, text, shared[:2], None)
+
+    def explain_left(self, left: Sequence[str]) -> Finding:
+        """The rows are right, but something is there that no run will need."""
+        shown = ", ".join(left[:_SHOWN_ROWS])
+        more = f" and {len(left) - _SHOWN_ROWS} more" if len(left) > _SHOWN_ROWS else ""
+        return self._finding(Cause.LEFT, f"after a run to the end there is {shown}{more}", [], None)
 
     def explain_failure(self, error: RunFailed) -> Finding:
         """A run failed by itself: on which rows?"""
@@ -214,7 +221,7 @@ class Diagnosis:
 
     def _command(self, places: Sequence[int], cause: Cause, point: str | None) -> str:
         words = ["tidegate", "prove", self._workshop.bench.sync.name, "--seed", str(self._seed)]
-        if cause is Cause.KILL:
+        if cause in (Cause.KILL, Cause.LEFT):
             words += ["--point", point] if point else []
         else:
             words += ["--point", "none"]

@@ -109,7 +109,7 @@ def expected_content(source: Connection, sync: Sync, table: Table, key: Sequence
     declared = declared_columns(sync, table)
     places = [table.column_names.index(name) for name in declared]
     chosen = [tuple(row[place] for place in places) for row in rule.expect(sync, table, rows)]
-    return _content(declared, chosen, key if rule.keyed else ())
+    return make_content(declared, chosen, key if rule.keyed else ())
 
 
 def declared_columns(sync: Sync, table: Table) -> tuple[str, ...]:
@@ -133,14 +133,15 @@ def target_content(
     rows = target.execute(
         sql.SQL("SELECT {} FROM {}").format(_texts(names), qualified(relation))
     ).fetchall()
-    return _content(names, rows, key)
+    return make_content(names, rows, key)
 
 
 def _texts(names: Sequence[str]) -> sql.Composed:
     return sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(name)) for name in names)
 
 
-def _content(names: Sequence[str], rows: Iterable[Row], key: Sequence[str]) -> Content:
+def make_content(names: Sequence[str], rows: Iterable[Row], key: Sequence[str]) -> Content:
+    """Rows that were read as text, under their keys."""
     places = [names.index(name) for name in key] or range(len(names))
     found: dict[Key, Counter[Row]] = defaultdict(Counter)
     for row in rows:

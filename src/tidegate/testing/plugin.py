@@ -52,7 +52,7 @@ def tidegate_project(
     tidegate_server: EmbeddedServer,
     _tidegate_sparks: dict[Any, Any],
 ) -> Iterator[SandboxProject]:
-    """Your project, copied, with every connection replaced by a fresh, empty database."""
+    """Your project, copied, with every connection replaced by a fresh, empty one."""
     from tidegate.settings import find_project
     from tidegate.spark.session import SparkSessions
     from tidegate.testing.databases import FreshDatabases
@@ -64,11 +64,12 @@ def tidegate_project(
     databases = FreshDatabases(tidegate_server)
     try:
         project = SandboxProject.copy(root, tmp_path / "project", databases)
-        spark = project.settings.spark
-        if repr(spark) not in _tidegate_sparks:
+        spark, conf = project.settings.spark, project.context.lake_conf
+        kind = repr((spark, conf()))
+        if kind not in _tidegate_sparks:
             folder = tidegate_server.directory.parent / f"spark-{len(_tidegate_sparks)}"
-            _tidegate_sparks[repr(spark)] = SparkSessions(spark, folder)
-        project.share_spark(_tidegate_sparks[repr(spark)])
+            _tidegate_sparks[kind] = SparkSessions(spark, folder, conf)
+        project.share_spark(_tidegate_sparks[kind])
         with project:
             yield project
     finally:

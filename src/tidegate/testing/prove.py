@@ -15,6 +15,7 @@ from tidegate.pipeline.declaration import nearest
 from tidegate.project import Project
 from tidegate.testing.databases import FreshDatabases
 from tidegate.testing.diagnosis import Diagnosis
+from tidegate.testing.lake_trial import trial_conf
 from tidegate.testing.oracle import Difference
 from tidegate.testing.pool import fill_pool
 from tidegate.testing.replay import MAX_ROWS
@@ -59,6 +60,7 @@ def prove_sync(
     server = project.context.databases.embedded
     was_running = server.is_running()
     server.start()
+    conf = partial(trial_conf, project.context)
     try:
         databases = FreshDatabases(server, keep=options.keep)
         try:
@@ -69,7 +71,8 @@ def prove_sync(
                 logs=project.settings.state_directory / "logs",
                 overrides=overrides or {},
                 profile=project.settings.profile,
-                environment=cache(partial(start_warm_spark, project.settings)),
+                is_lake=project.context.is_lake(sync.target.connection),
+                environment=cache(partial(start_warm_spark, project.settings, conf)),
             )
             proof = _Proving(project, bench, options, watcher).prove()
         finally:
@@ -112,7 +115,7 @@ class _Proving:
             self._bench.databases,
             Wanted(options.rows, options.seed, options.keys),
         )
-        proof.rows, proof.notes = pool.rows, list(pool.notes)
+        proof.rows, proof.notes = pool.rows, [*pool.notes, *self._lake_notes()]
         workshop = Workshop(self._bench, pool)
         diagnosis = Diagnosis(workshop, options.seed, self._watcher.advance)
         try:
@@ -135,7 +138,7 @@ class _Proving:
             proof.finding = diagnosis.explain_failure(error)
             return
         points = self._points(passed)
-        difference = self._replay(workshop, points)
+        difference, left = self._replay(workshop, points)
         if isinstance(difference, RunFailed):
             proof.finding = diagnosis.explain_failure(difference)
             return
@@ -147,6 +150,14 @@ class _Proving:
             proof.lost, proof.doubled = len(difference.lost), len(difference.doubled)
             proof.different, proof.extra = len(difference.different), len(difference.extra)
             self._blame(proof.finding.point)
+        elif left:
+            proof.finding = diagnosis.explain_left(left)
+
+    def _lake_notes(self) -> list[str]:
+        name = self._bench.sync.target.connection
+        if not self._bench.is_lake or self._project.context.catalog(name).is_embedded:
+            return []
+        return [f'the proof has a lake of its own; the catalog of "{name}" is left alone']
 
     def _points(self, passed: Sequence[str]) -> list[str]:
         wanted = self._options.points
@@ -155,7 +166,10 @@ class _Proving:
                 self._proof.notes.append(f"a run of {self._proof.sync} does not pass {point}")
         return [point for point in passed if not wanted or point in wanted]
 
-    def _replay(self, workshop: Workshop, points: Sequence[str]) -> Difference | RunFailed:
+    def _replay(
+        self, workshop: Workshop, points: Sequence[str]
+    ) -> tuple[Difference | RunFailed, list[str]]:
+        """How the rows differ in the end, and what lies around them."""
         proof = self._proof
         with workshop.replaying() as replay:
             proof.steps = len(replay.steps)
@@ -175,9 +189,9 @@ class _Proving:
                     difference = replay.difference_so_far()
                     if difference:
                         break
-                return difference or replay.difference()
+                return difference or replay.difference(), replay.leftovers()
             except RunFailed as error:
-                return error
+                return error, []
 
     def _kill(self, kill: Any, point: str, step: int) -> None:
         started = time.monotonic()

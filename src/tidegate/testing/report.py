@@ -14,6 +14,7 @@ class Cause(StrEnum):
     WRONG_KEY = "the key does not tell rows apart"
     CURSOR = "the cursor is not monotonic"
     KILL = "a kill changes the result"
+    LEFT = "a kill leaves something behind"
     NO_KILL = "the target is wrong without any kill"
     FAILS = "the pipeline fails"
 

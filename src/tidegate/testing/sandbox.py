@@ -6,11 +6,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tidegate.errors import SettingsError
+from psycopg import sql
+from psycopg.rows import dict_row
+
+from tidegate.model.relation import Endpoint
+from tidegate.postgres.identifiers import qualified
 from tidegate.project import Project
 from tidegate.settings import Settings, load_settings
 from tidegate.spark.session import SparkSessions
 from tidegate.testing.databases import FreshDatabases
+from tidegate.testing.lake_trial import embedded_lake, read_lake
 
 _LEFT_OUT = shutil.ignore_patterns(
     ".tidegate", ".git", ".venv", "venv", "node_modules", "__pycache__", ".*_cache"
@@ -18,7 +23,7 @@ _LEFT_OUT = shutil.ignore_patterns(
 
 
 class SandboxProject(Project):
-    """A copy of a project whose connections all lead to fresh, empty databases.
+    """A copy of a project whose connections all lead to fresh, empty databases and lakes.
 
     Fill the source as you like, then run and look:
 
@@ -50,10 +55,15 @@ class SandboxProject(Project):
         names = {
             name: databases.make(name)
             for name in settings.connections
-            if _is_postgres(settings, name)
+            if not settings.is_lake(name)
         }
         overrides: dict[str, Any] = {
             f"connections.{name}": databases.conninfo(database) for name, database in names.items()
+        }
+        overrides |= {
+            f"connections.{name}": embedded_lake(folder / ".tidegate" / "lake" / name)
+            for name in settings.connections
+            if name not in names
         }
         overrides["project.control"] = databases.conninfo(databases.make("control"))
         overrides["project.state"] = ".tidegate"
@@ -68,14 +78,20 @@ class SandboxProject(Project):
         """Use a Spark that is already warm, and leave it running in the end."""
         self.context.spark = sessions
 
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        """All rows of a table, in a database or in a lake, as Python values.
+
+        >>> project.rows("lake:raw.orders")[0]["id"]                 # doctest: +SKIP
+        """
+        target = Endpoint.parse(table)
+        if self.context.is_lake(target.connection):
+            return read_lake(self.context, target)
+        with self.connect(target.connection) as connection:
+            cursor = connection.cursor(row_factory=dict_row)
+            return cursor.execute(
+                sql.SQL("SELECT * FROM {}").format(qualified(target.relation))
+            ).fetchall()
+
     def close(self) -> None:
         """Close the sessions; Spark stays for the next test."""
         self.context.databases.close()
-
-
-def _is_postgres(settings: Settings, name: str) -> bool:
-    try:
-        return settings.connections[name].type == "postgres"
-    except SettingsError:
-        # Its variables are not set here, and need not be: it is replaced.
-        return True

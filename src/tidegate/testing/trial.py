@@ -11,7 +11,10 @@ from typing import Any
 from tidegate.errors import TidegateError
 from tidegate.failpoints import POINTS
 from tidegate.model.sync import Sync
+from tidegate.pipeline.context import Context
+from tidegate.settings import load_settings
 from tidegate.testing.databases import FreshDatabases
+from tidegate.testing.lake_trial import LakeTrial, embedded_lake
 from tidegate.testing.oracle import Content, target_content
 from tidegate.testing.process import Ended, Opening, PipelineProcess
 
@@ -29,6 +32,8 @@ class Bench:
     logs: Path
     overrides: dict[str, Any] = field(default_factory=dict)
     profile: str | None = None
+    is_lake: bool = False
+    """the target is a table of a lake"""
     # Called when the first process starts: what it brings about takes seconds.
     environment: Callable[[], dict[str, str]] = dict
 
@@ -53,27 +58,38 @@ class Trial:
         self._made = [self._control]
         self.target = source
         self._runner: PipelineProcess | None = None
-        if sync.target.connection != sync.source.connection:
+        self._lake: LakeTrial | None = None
+        if bench.is_lake:
+            # Its catalog and its ledger lie in the control database.
+            self.target = self._control
+        elif sync.target.connection != sync.source.connection:
             self.target = databases.make("warehouse")
             self._made.append(self.target)
 
     def start(self, failpoint: str | None = None) -> PipelineProcess:
         """The pipeline's process, which runs when told to."""
         bench, sync = self._bench, self._bench.sync
-        conninfo = bench.databases.conninfo
-        overrides = {
-            **bench.overrides,
-            f"connections.{sync.source.connection}": conninfo(self.source),
-            f"connections.{sync.target.connection}": conninfo(self.target),
-            "project.control": conninfo(self._control),
-            "worker.max_attempts": _MAX_ATTEMPTS,
-        }
+        overrides = self._overrides()
         if failpoint:
             # Spark's workers are not our children; this is how they get to know.
             overrides["spark.conf.spark.executorEnv.TIDEGATE_FAILPOINT"] = failpoint
         opening = Opening(bench.root, sync.name, self._batch_rows, overrides, bench.profile)
         log = bench.logs / "prove.log"
         return PipelineProcess(opening, log, failpoint, bench.environment())
+
+    def _overrides(self) -> dict[str, Any]:
+        bench, sync = self._bench, self._bench.sync
+        conninfo = bench.databases.conninfo
+        target: Any = conninfo(self.target)
+        if bench.is_lake:
+            target = embedded_lake(bench.databases.folder(self._control))
+        return {
+            **bench.overrides,
+            f"connections.{sync.source.connection}": conninfo(self.source),
+            f"connections.{sync.target.connection}": target,
+            "project.control": conninfo(self._control),
+            "worker.max_attempts": _MAX_ATTEMPTS,
+        }
 
     def run(self) -> Ended:
         """One run, in the process of the last one unless a kill came between.
@@ -106,11 +122,19 @@ class Trial:
         return killed
 
     def content(self, key: Sequence[str], columns: Sequence[str] | None = None) -> Content:
+        if self._bench.is_lake:
+            return self._look().content(key, columns)
         with self._bench.databases.connect(self.target) as connection:
             return target_content(connection, self._bench.sync.target.relation, key, columns)
 
+    def leftovers(self) -> list[str]:
+        """What a run to the end has left of those that were killed before it."""
+        return self._look().leftovers() if self._bench.is_lake else []
+
     def close(self) -> None:
         self._end_runner()
+        if self._lake is not None:
+            self._lake.context.databases.close()
         self._bench.databases.drop(*self._made)
 
     def __enter__(self) -> Trial:
@@ -123,6 +147,14 @@ class Trial:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _look(self) -> LakeTrial:
+        if self._lake is None:
+            settings = load_settings(
+                self._bench.root, profile=self._bench.profile, overrides=self._overrides()
+            )
+            self._lake = LakeTrial(Context(settings), self._bench.sync)
+        return self._lake
 
     def _end_runner(self) -> None:
         if self._runner is not None:

@@ -7,7 +7,7 @@ behind, as it would on a cluster; the next process stops them first.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,11 @@ from tidegate.spark.session import SparkSessions
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 
 
-def start_warm_spark(settings: Settings) -> dict[str, str]:
+Conf = Callable[[], Mapping[str, str]]
+"""what Spark must start with beside the user's settings"""
+
+
+def start_warm_spark(settings: Settings, conf: Conf = dict) -> dict[str, str]:
     """The environment by which other processes find the JVM; empty when Spark is not local."""
     if settings.spark.remote or not (settings.spark.master or "").startswith("local"):
         return {}
@@ -25,7 +29,7 @@ def start_warm_spark(settings: Settings) -> dict[str, str]:
 
     internals: Any = SparkContext
     if internals._gateway is None:
-        sessions = SparkSessions(settings.spark, settings.state_directory)
+        sessions = SparkSessions(settings.spark, settings.state_directory, conf)
         sessions.get()
         # The JVM stays, and ends with this process.
         sessions.stop()
@@ -54,7 +58,9 @@ def _stop_active(internals: Any) -> None:
 
 
 @contextmanager
-def lend_spark(sessions: SparkSessions, settings: Settings) -> Iterator[dict[str, str]]:
+def lend_spark(
+    sessions: SparkSessions, settings: Settings, conf: Conf = dict
+) -> Iterator[dict[str, str]]:
     """Let other processes use the JVM of this one for a while; the session starts anew after."""
     sessions.stop()
     from pyspark import SparkContext
@@ -64,7 +70,7 @@ def lend_spark(sessions: SparkSessions, settings: Settings) -> Iterator[dict[str
         yield {}  # somebody else's, which must not be stopped: each process starts its own JVM
         return
     try:
-        yield start_warm_spark(settings)
+        yield start_warm_spark(settings, conf)
     finally:
         if internals._gateway is not None:
             _stop_active(internals)

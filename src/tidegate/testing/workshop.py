@@ -139,6 +139,10 @@ class Replay:
         wanted = expected if expected is not None else self.workshop.expected()
         return compare(wanted, self.trial.content(self.workshop.key, wanted.columns))
 
+    def leftovers(self) -> list[str]:
+        """What is left of killed runs after one that came to its end."""
+        return self.trial.leftovers()
+
     def difference_so_far(self) -> Difference:
         """The target now against the source now; only SQL can tell that halfway."""
         workshop = self.workshop
