@@ -148,6 +148,11 @@ def spark_type(iceberg_type: str) -> str:
     return _SPARK_TYPES.get(iceberg_type, iceberg_type)
 
 
+def lake_resource(catalog: str, relation: Relation) -> str:
+    """What a job on a lake's table locks, by whatever name its catalog is called."""
+    return f"iceberg:{catalog}/{relation}"
+
+
 def ledger_schema(project: str, connection: str, catalog: str) -> str:
     """Where the control database keeps what it knows of a lake.
 
