@@ -49,7 +49,8 @@ class Ledger:
         wanted = self._marker_name()
         if _exists(connection, wanted):
             return wanted
-        if "." in self.marker_table:
+        # Markers of a lake are of its tables alone: "raw.orders" elsewhere is another table.
+        if "." in self.marker_table or self.lake:
             return None
         row = connection.execute(
             "SELECT n.nspname, c.relname FROM pg_class c"
