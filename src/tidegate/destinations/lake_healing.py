@@ -83,6 +83,10 @@ class Healing:
             else:
                 intents.abandon(connection, name, intent)
 
+    def record(self, connection: Connection, intent: Intent) -> None:
+        """Take somebody's word that a load is in, where the table itself cannot tell any more."""
+        _record(connection, self.ledger, self.relation, intent)
+
 
 def _record(connection: Connection, ledger: Ledger, relation: Relation, intent: Intent) -> None:
     name = str(relation)

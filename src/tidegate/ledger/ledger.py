@@ -37,6 +37,13 @@ class Ledger:
     def schema_identifier(self) -> sql.Identifier:
         return sql.Identifier(self.schema)
 
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """What it is made of, besides the markers."""
+        lake = ("intents", "staged_folders") if self.lake else ()
+        catalog = ("iceberg_tables",) if self.catalog else ()
+        return ("etl_state", "watermark_log", "fences", *lake, *catalog)
+
     def ensure(self) -> Relation:
         """Create what is missing over a session of its own, so that no load is disturbed."""
         with self.connect() as connection:
@@ -68,9 +75,7 @@ class Ledger:
         return Relation(self.schema, self.marker_table)
 
     def _complete(self, connection: Connection) -> bool:
-        names = ["etl_state", "watermark_log", "fences"]
-        names += ["intents", "staged_folders"] if self.lake else []
-        names += ["iceberg_tables"] if self.catalog else []
+        names = list(self.tables)
         row = connection.execute(
             "SELECT count(DISTINCT c.oid), count(a.attname)"
             " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"

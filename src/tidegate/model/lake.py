@@ -89,6 +89,11 @@ class LakeTable:
     def main(self) -> int | None:
         return self.refs.get(MAIN)
 
+    @property
+    def branches(self) -> tuple[str, ...]:
+        """The branches of our attempts, at work or left over."""
+        return tuple(name for name in sorted(self.refs) if attempt_of(name) is not None)
+
     def field(self, name: str) -> Field | None:
         return next((one for one in self.fields if one.name == name), None)
 

@@ -72,9 +72,7 @@ class LakePlan:
 
 def text_columns(source: PostgresSource) -> list[str]:
     """A warning that names the columns whose values arrive as text."""
-    found = [
-        f"{column.name} ({column.type})" for column in source.columns if _becomes_text(column)
-    ]
+    found = [f"{column.name} ({column.type})" for column in source.columns if _becomes_text(column)]
     if not found:
         return []
     return [f"Iceberg has no equal type, so these arrive as string: {', '.join(found)}"]

@@ -22,3 +22,8 @@ SELECT DISTINCT attempt_id FROM {schema}.staged_folders WHERE target_table = %(t
 -- name: delete_folders
 -- Nothing of this attempt is left, or what is left is the table's own.
 DELETE FROM {schema}.staged_folders WHERE attempt_id = %(attempt_id)s
+
+-- name: folders_of_table
+-- What all attempts have left behind for a table, or for any.
+SELECT folder, attempt_id, location, adopted FROM {schema}.staged_folders
+WHERE %(table)s::text IS NULL OR target_table = %(table)s ORDER BY noted_at
