@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from psycopg import sql
 from pyiceberg.catalog import Catalog as Client
-from pyiceberg.catalog import MetastoreCatalog
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.io import load_file_io
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
 from pyiceberg.serializers import ToOutputFile
-from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table import CommitTableResponse, StaticTable, Table
 from pyiceberg.table.metadata import new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import update_table_metadata
@@ -93,9 +94,7 @@ class _Client(NoopCatalog):
         return CommitTableResponse(metadata=metadata, metadata_location=location)
 
 
-def make_table(
-    place: Place, columns: pa.Schema = COLUMNS, relation: Relation = RELATION
-) -> Table:
+def make_table(place: Place, columns: pa.Schema = COLUMNS, relation: Relation = RELATION) -> Table:
     """An empty table of the embedded lake, made by hand."""
     project = Project.open(place.folder)
     project.context.ledger("lake").ensure()
@@ -127,6 +126,18 @@ def make_table(
     return Table(name, metadata, location, io, _Client(place))
 
 
+def open_table(place: Place, relation: Relation = RELATION) -> Table:
+    """The table as it is now, for somebody else to write to."""
+    (found,) = place.control.execute(
+        sql.SQL(
+            "SELECT metadata_location FROM {} WHERE table_namespace = {} AND table_name = {}"
+        ).format(sql.Identifier(schema_of(place), "iceberg_tables"), relation.schema, relation.name)
+    )
+    static = StaticTable.from_metadata(found[0])
+    name = ("lake", relation.schema, relation.name)
+    return Table(name, static.metadata, found[0], static.io, _Client(place))
+
+
 def fill_table(place: Place, rows: pa.Table, relation: Relation = RELATION) -> Table:
     """A table with these rows."""
     table = make_table(place, rows.schema, relation)
@@ -134,4 +145,13 @@ def fill_table(place: Place, rows: pa.Table, relation: Relation = RELATION) -> T
     return table
 
 
-assert issubclass(MetastoreCatalog, Client)
+def orders(numbers: Iterable[int], columns: pa.Schema = COLUMNS) -> pa.Table:
+    """Rows as the source of the tests has them, a minute apart."""
+    listed = list(numbers)
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    values = {
+        "id": listed,
+        "total": [Decimal(n) for n in listed],
+        "updated_at": [start + timedelta(minutes=n) for n in listed],
+    }
+    return pa.table({name: values[name] for name in columns.names}, schema=columns)

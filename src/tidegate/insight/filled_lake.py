@@ -130,7 +130,7 @@ class FilledLake:
             twice = counts.filter(pc.greater(counts["count_all"], 1))
             if twice.num_rows:
                 surplus = pc.sum(twice["count_all"]).as_py() - twice.num_rows
-                example = twice.slice(0, 1).to_pylist()[0]
+                example = twice.sort_by([(name, "ascending") for name in key]).to_pylist()[0]
                 value = ",".join(str(example[name]) for name in key)
                 problems.append(
                     f"{twice.num_rows:,} keys ({words}) occur more than once, such as ({value}), "

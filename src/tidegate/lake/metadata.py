@@ -64,6 +64,15 @@ def list_tables(catalog: Catalog) -> list[Relation]:
         ]
 
 
+def list_namespaces(catalog: Catalog) -> list[str]:
+    """The namespaces of the catalog; none where the embedded one is not made yet."""
+    if catalog.is_embedded:
+        return sorted({relation.schema for relation in list_tables(catalog)})
+    found = _load(catalog)
+    with _asking(catalog):
+        return [".".join(namespace) for namespace in found.list_namespaces()]
+
+
 def file_io(catalog: Catalog, location: str) -> Any:
     """Reads and writes the files of a table, wherever they are."""
     from pyiceberg.io import load_file_io

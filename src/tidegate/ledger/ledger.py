@@ -84,8 +84,18 @@ class Ledger:
             (self.schema, names),
         ).fetchone()
         # The column came later than its table.
-        complete = row == (len(names), 1)
+        complete = row == (len(names), 1) and (not self.catalog or self._is_fenced(connection))
         return complete and self.find_markers(connection) is not None
+
+    def _is_fenced(self, connection: Connection) -> bool:
+        """Whether the catalog has the trigger that refuses a replaced attempt."""
+        row = connection.execute(
+            "SELECT EXISTS (SELECT FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid"
+            " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s"
+            " AND c.relname = 'iceberg_tables' AND t.tgname = 'refuse_stale_attempt')",
+            (self.schema,),
+        ).fetchone()
+        return bool(row and row[0])
 
     def _create(self, connection: Connection) -> None:
         try:
