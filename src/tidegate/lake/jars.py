@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tidegate.errors import SettingsError
+
 ICEBERG = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 POSTGRES = "org.postgresql:postgresql:42.7.9"
 EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
@@ -56,6 +58,11 @@ def lake_conf(conf: Mapping[str, str], *, postgres: bool) -> dict[str, str]:
     """
     found = {_EXTENSIONS: _joined(conf.get(_EXTENSIONS, ""), EXTENSIONS)}
     jars = find_jars(conf, postgres)
+    if jars.missing:
+        raise SettingsError(
+            f'"{JARS}" in [spark.conf] names {", ".join(jars.missing)}, which is not there',
+            "correct it, or leave it out where Spark can fetch its packages over the network",
+        )
     if jars.to_fetch:
         found[_PACKAGES] = _joined(conf.get(_PACKAGES, ""), *jars.to_fetch)
     elif jars.packages:
