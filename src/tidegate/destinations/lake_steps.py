@@ -19,9 +19,13 @@ def create_parts(shape: Shape, layout: Layout) -> tuple[str, ...]:
     columns = tuple(f"{backticked(column.name)} {column.target_type}" for column in shape.columns)
     found = [*columns]
     if layout.partition_by:
-        found.append(f"PARTITIONED BY ({', '.join(one.render(backticked) for one in layout.partition_by)})")
+        found.append(
+            f"PARTITIONED BY ({', '.join(one.render(backticked) for one in layout.partition_by)})"
+        )
     if layout.sort_by:
-        found.append(f"WRITE ORDERED BY ({', '.join(one.render(backticked) for one in layout.sort_by)})")
+        found.append(
+            f"WRITE ORDERED BY ({', '.join(one.render(backticked) for one in layout.sort_by)})"
+        )
     return tuple(found)
 
 
