@@ -10,7 +10,7 @@ import pytest
 from forked import run
 from integration.commands import BUSY, DONE, USAGE, Done, tidegate
 from integration.conftest import MakePlace, Place
-from integration.lakes import (
+from integration.filled_lakes import (
     COLUMNS,
     ORDERS,
     fill_table,

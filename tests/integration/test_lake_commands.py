@@ -9,7 +9,7 @@ import pytest
 
 from integration.commands import BUSY, DONE, USAGE, Done, tidegate
 from integration.conftest import MakePlace, Place
-from integration.lakes import (
+from integration.filled_lakes import (
     ORDERS,
     fill_table,
     lake_place,

@@ -12,7 +12,7 @@ import pytest
 
 from integration.commands import DONE, FAILED, USAGE, tidegate
 from integration.conftest import MakePlace, Place
-from integration.lakes import fill_table, lake_place, make_table, orders, schema_of
+from integration.filled_lakes import fill_table, lake_place, make_table, orders, schema_of
 from integration.orders import CREATE, FILL, contents
 from integration.test_doctor import examine_place, named
 from tidegate.lake.jars import ICEBERG

@@ -10,7 +10,7 @@ import pytest
 
 from integration.commands import DONE, USAGE, tidegate
 from integration.conftest import MakePlace, Place
-from integration.lakes import ORDERS, fill_table, lake_place, make_table, orders, schema_of
+from integration.filled_lakes import ORDERS, fill_table, lake_place, make_table, orders, schema_of
 from integration.orders import CREATE, FILL, contents, plan_all, plan_one
 from tidegate.model.relation import Endpoint, Relation
 from tidegate.runtime.hold import hold_table
@@ -158,3 +158,40 @@ def test_a_table_that_a_job_holds_is_shown_as_held(place: Place) -> None:
         assert plan_one(place.open()).lock.free is False
         (found,) = tidegate(place.folder, "status", "--json").document["syncs"]
         assert found["lock"]["free"] is False
+
+
+def test_the_layout_of_a_table_is_part_of_what_makes_it(make_place: MakePlace) -> None:
+    layout = {"partition_by": ["day(updated_at)", "bucket(4, id)"], "sort_by": ["total desc"]}
+    place = lake_place(make_place, {**ORDERS, **layout})
+    place.source.execute(*CREATE, FILL)
+    found = plan_one(place.open())
+    assert found.target_table.create[-2:] == (
+        "PARTITIONED BY (days(`updated_at`), bucket(4, `id`))",
+        "WRITE ORDERED BY (`total` DESC)",
+    )
+    # Files cannot be added as they are to a table that is divided.
+    assert found.publish is not None
+    assert found.publish.startswith(f"INSERT INTO {BRANCH} (`id`, `total`, `updated_at`) SELECT ")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"mode": "append", "key": ["id"]}, "append with a key keeps every version of a row"),
+        ({"before_sql": "SELECT 1"}, "before_sql cannot be part of a commit to a lake"),
+        ({"after_sql": "SELECT 1"}, "after_sql cannot be part of a commit to a lake"),
+        ({"partition_by": ["day(updatd_at)"]}, "names updatd_at, which is not loaded"),
+        ({"partition_by": ["week(updated_at)"]}, "is not a way to divide a table"),
+    ],
+)
+def test_what_a_lake_cannot_do_is_refused_alike_by_plan_and_run(
+    make_place: MakePlace, change: dict[str, object], words: str
+) -> None:
+    place = lake_place(make_place, {**ORDERS, **change})
+    place.source.execute(*CREATE, FILL)
+    for command in (["plan"], ["run", "orders"], ["run", "orders", "--queue"]):
+        done = tidegate(place.folder, *command)
+        assert done.code == USAGE, done
+        assert words in done.err
+    held = place.control.value("SELECT count(*) FROM pg_namespace WHERE nspname LIKE '%lake%'")
+    assert held == 0

@@ -9,7 +9,7 @@ from pyiceberg.table import Table
 
 from integration.commands import DONE, tidegate
 from integration.conftest import MakePlace, Place
-from integration.lakes import ORDERS, fill_table, lake_place, open_table, orders, table_of
+from integration.filled_lakes import ORDERS, fill_table, lake_place, open_table, orders, table_of
 from integration.orders import CREATE, FILL
 from tidegate.errors import DeclarationError
 from tidegate.model.job import JobStatus

@@ -20,6 +20,8 @@ app = typer.Typer(
     help="See which loads are in, forget or record one.\n\nExample: tidegate marker list warehouse",
 )
 
+Target = Annotated[str, typer.Argument(help="The table, as connection:schema.table.")]
+
 
 @app.command("list")
 def list_(
@@ -76,7 +78,7 @@ def list_(
 
 @app.command()
 def forget(
-    target: Annotated[str, typer.Argument(help="The table, as connection:schema.table.")],
+    target: Target,
     update_id: Annotated[str, typer.Argument(help="The load, as `marker list` prints it.")],
     project: ProjectFolder = HERE,
     profile: Profile = None,
@@ -124,7 +126,7 @@ def forget(
 
 @app.command()
 def touch(
-    target: Annotated[str, typer.Argument(help="The table, as connection:schema.table.")],
+    target: Target,
     update_id: Annotated[str, typer.Argument(help="The load.")],
     project: ProjectFolder = HERE,
     profile: Profile = None,

@@ -117,8 +117,7 @@ class _Examination:
                 "put that right and adopt again; nothing was recorded",
             )
         if lake is not None:
-            assert lake.table is not None
-            rows = lake.table.rows()
+            rows = lake.count()
             extent = lake.extent(target, Watermarks(self._ledger))
         else:
             table = describe_table(target, sync.target.relation)

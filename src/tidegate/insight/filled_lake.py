@@ -11,7 +11,7 @@ from tidegate.errors import DestinationError, DriftRefused
 from tidegate.insight.filled_target import Extent
 from tidegate.lake import statements
 from tidegate.lake.catalog import Catalog
-from tidegate.lake.scanning import read_rows
+from tidegate.lake.scanning import count_rows, read_rows
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.cursor import CursorType
 from tidegate.model.lake import LakeTable
@@ -56,6 +56,10 @@ class FilledLake:
         if missing or not self.source.key:
             return problems
         return [*problems, *self._key_problems(table)]
+
+    def count(self) -> int:
+        assert self.table is not None
+        return count_rows(self.catalog, self.table.relation)
 
     def warnings(self) -> list[str]:
         """What was not looked at."""

@@ -49,7 +49,7 @@ from tidegate.pipeline.changed import refuse_changed, refuse_moved
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import lake_shape, passthrough_shape, resolve_source
 from tidegate.pipeline.expansion import Expansion
-from tidegate.pipeline.lake_plan import LakePlan, text_columns
+from tidegate.pipeline.lake_target_plan import LakePlan, text_columns
 from tidegate.pipeline.loaded import pending_condition
 from tidegate.pipeline.lock import read_lock, refuse_other_plane
 from tidegate.pipeline.reading import bounded, count_rows, read_only
