@@ -190,5 +190,4 @@ def _document(one: Holdings, *, drop_target: bool) -> dict[str, object]:
         "markers": one.markers,
         "fences": 0 if one.shared_with else one.fences,
         "dropped_target": drop_target and one.target_exists,
-        "branches_left": list(one.branches),
-    }
+    } | ({"branches_left": list(one.branches)} if one.in_lake else {})
