@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -119,3 +121,29 @@ def test_a_dataframe_is_published_into_a_lake_once(
     assert again.already
     assert table_of(place, relation).rows() == 5
     assert project.marker(target, update_id="t-1").exists()
+
+
+PLAIN_SPARK = """
+import sys
+import tidegate as tg
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+tg.publish(spark.range(3), target="lake:marts.x", key="id", update_id="x", project=sys.argv[1])
+"""
+
+
+def test_a_spark_of_the_users_that_has_no_iceberg_is_told_what_it_needs(
+    make_place: MakePlace,
+) -> None:
+    place = lake_place(make_place)
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN_SPARK, str(place.folder)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 1
+    assert "this Spark was started without Iceberg" in done.stderr
+    assert "spark.jars.packages=org.apache.iceberg:" in done.stderr
+    assert not (place.folder / ".tidegate" / "lake").exists()
