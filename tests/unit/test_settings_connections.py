@@ -62,8 +62,8 @@ def test_the_kind_of_a_connection_is_known_without_its_variables(load: Load) -> 
         'other = { url = "${S}" }\n'
     )
     connections = load(toml).connections
-    kinds = [connections.kind(name) for name in ("lake", "shop", "other")]
-    assert kinds == ["iceberg", "postgres", "postgres"]
+    kinds = [connections.is_lake(name) for name in ("lake", "shop", "other")]
+    assert kinds == [True, False, False]
 
 
 def test_connections_are_resolved_one_by_one(load: Load) -> None:

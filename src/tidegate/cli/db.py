@@ -78,6 +78,7 @@ def url(
     """
     databases = _open(project, profile)
     name = connection or _default_connection(databases.settings)
+    _refuse_lake(databases.settings, name, "url")
     embedded = databases.settings.connection(name).embedded_database
     conninfo = databases.conninfo(name)
     text, withheld = _without_secrets(conninfo)
@@ -114,6 +115,7 @@ def psql(
     arguments = list(words or [])
     named = bool(arguments) and not arguments[0].startswith("-")
     name = arguments.pop(0) if named else _default_connection(databases.settings)
+    _refuse_lake(databases.settings, name, "psql")
     conninfo, environment = _for_child(databases.conninfo(name), name)
     program = _psql(databases.embedded.bin_directory)
     sys.stdout.flush()
@@ -173,6 +175,15 @@ def _open(folder: Path, profile: str | None) -> Databases:
     from tidegate.settings import find_project, load_settings
 
     return Databases(load_settings(find_project(folder), profile=profile))
+
+
+def _refuse_lake(settings: Settings, name: str, command: str) -> None:
+    """A lake is no database, though what is recorded of it lies in one."""
+    if settings.connection(name).type == "iceberg":
+        raise UsageError(
+            f'connection "{name}" is a lake, which is no database and has no address of its own',
+            f"what is recorded of it lies in the control database: tidegate db {command} control",
+        )
 
 
 def _embedded_names(settings: Settings) -> list[str]:

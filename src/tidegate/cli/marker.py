@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="See which loads are in, and forget one.\n\nExample: tidegate marker list warehouse",
+    help="See which loads are in, forget or record one.\n\nExample: tidegate marker list warehouse",
 )
+
+Target = Annotated[str, typer.Argument(help="The table, as connection:schema.table.")]
 
 
 @app.command("list")
@@ -76,7 +78,7 @@ def list_(
 
 @app.command()
 def forget(
-    target: Annotated[str, typer.Argument(help="The table, as connection:schema.table.")],
+    target: Target,
     update_id: Annotated[str, typer.Argument(help="The load, as `marker list` prints it.")],
     project: ProjectFolder = HERE,
     profile: Profile = None,
@@ -101,6 +103,11 @@ def forget(
             f"{update_id} was a load of {', '.join(names)}: forgetting it does not load its rows "
             f"again, a rewind does: tidegate watermark rewind {names[0]} VALUE --reason …"
         )
+    elif forgotten.still_in:
+        warning = (
+            f"{endpoint} itself says that {update_id} is in: publishing it again only records it; "
+            "for rows that are to be loaded again choose another update_id"
+        )
     if as_json:
         print_json(
             {
@@ -115,6 +122,31 @@ def forget(
     print_line(f"forgot {update_id} for {endpoint}")
     if warning:
         sys.stderr.write(f"warning: {warning}\n")
+
+
+@app.command()
+def touch(
+    target: Target,
+    update_id: Annotated[str, typer.Argument(help="The load.")],
+    project: ProjectFolder = HERE,
+    profile: Profile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Record a load that is in already, so that it counts as done.
+
+    Example: tidegate marker touch warehouse:marts.revenue revenue-2026-11-01
+    """
+    from tidegate.insight.markers import touch_marker
+    from tidegate.model.relation import Endpoint
+
+    endpoint = Endpoint.parse(target)
+    opened = open_project(project, profile)
+    with translated(f"recording {update_id}"):
+        new = touch_marker(opened.context, endpoint, update_id)
+    if as_json:
+        print_json({"update_id": update_id, "target": str(endpoint), "recorded": new})
+    else:
+        print_line(f"{update_id} for {endpoint} {'is recorded' if new else 'was recorded before'}")
 
 
 def _destinations(opened: Project) -> list[str]:

@@ -132,10 +132,25 @@ def _print_holdings(one: Holdings, *, drop_target: bool) -> None:
     else:
         print_line("  the fence")
     print_line("  what the horizon remembers of its cursor, and staging that no run uses")
+    if one.in_lake:
+        for line in _left_in_lake(one):
+            print_line(line)
+        return
     if drop_target and one.target_exists:
         print_line(f"  THE TABLE {one.target.relation} WITH ALL OF ITS ROWS")
     elif one.target_exists:
         print_line(f"the table {one.target.relation} stays (--drop-target drops it)")
+
+
+def _left_in_lake(one: Holdings) -> list[str]:
+    lines = ["  loads that were about to be published"]
+    if one.target_exists:
+        lines.append(f"the table {one.target.relation} stays, and what its snapshots say of loads")
+    lines += [
+        f"branch {name} stays until the next run into this table, or: ALTER TABLE … DROP BRANCH"
+        for name in one.branches
+    ]
+    return lines
 
 
 def _print_group(found: list[Holdings], *, drop_target: bool) -> None:
@@ -175,4 +190,4 @@ def _document(one: Holdings, *, drop_target: bool) -> dict[str, object]:
         "markers": one.markers,
         "fences": 0 if one.shared_with else one.fences,
         "dropped_target": drop_target and one.target_exists,
-    }
+    } | ({"branches_left": list(one.branches)} if one.in_lake else {})

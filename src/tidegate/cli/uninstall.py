@@ -77,6 +77,8 @@ def _print(found: Installation) -> None:
                 print_line(f"  {part.kind} {part.name}{rows}")
         if one.kept:
             print_line(f"  stays, and the schema with it: {', '.join(one.kept)}")
+        if any("(the lake's catalog)" in text for text in one.kept):
+            print_line("  the catalog is the only way to the lake's tables, so it is never removed")
         if one.shared_with:
             what = "is used as well by" if not one.whole else "WILL BE GONE ALSO FOR"
             print_line(f"  {what} {', '.join(one.shared_with)}")

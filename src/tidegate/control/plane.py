@@ -91,11 +91,13 @@ class ControlPlane:
     def version(self, connection: Connection) -> int:
         """The newest migration applied; 0 when there is no control plane yet."""
         try:
-            row = connection.execute(
-                sql.SQL("SELECT max(version) FROM {}.schema_migrations").format(
-                    sql.Identifier(self.schema)
-                )
-            ).fetchone()
+            # Of its own, so that a caller's transaction outlives a schema that is not there.
+            with connection.transaction():
+                row = connection.execute(
+                    sql.SQL("SELECT max(version) FROM {}.schema_migrations").format(
+                        sql.Identifier(self.schema)
+                    )
+                ).fetchone()
         except (pg.UndefinedTable, pg.InvalidSchemaName):
             return 0
         return int(row[0] or 0) if row else 0

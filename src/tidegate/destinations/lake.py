@@ -39,7 +39,7 @@ from tidegate.ledger.staged_folders import StagedFolder, StagedFolders
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.batch import BatchKind
 from tidegate.model.drift import record_columns
-from tidegate.model.lake import LakeTable, branch_name
+from tidegate.model.lake import LakeTable, branch_name, lake_resource
 from tidegate.model.layout import Layout
 from tidegate.model.load import Published, StagedWrite
 from tidegate.model.relation import Relation
@@ -92,7 +92,7 @@ class LakeDestination:
         return self.lease()
 
     def identify(self) -> str:
-        return f"iceberg:{self.catalog.identity}/{self.relation}"
+        return lake_resource(self.catalog.identity, self.relation)
 
     def read(self) -> LakeTable | None:
         """The table as it is now."""

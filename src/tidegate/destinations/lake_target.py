@@ -47,6 +47,14 @@ def gone(
     )
 
 
+def check_present(
+    table: LakeTable | None, relation: Relation, watermark: Watermark, project: str
+) -> None:
+    """The same as far as the metadata tells it."""
+    if table is None or table.has_rows() is False:
+        raise gone(table, relation, watermark, project)
+
+
 def ensure_target(
     table: LakeTable | None,
     open_session: Callable[[], AbstractContextManager[LakeSession]],
@@ -74,15 +82,9 @@ def ensure_target(
                 order = [one.render(backticked) for one in layout.sort_by]
                 session.run(statements.order_table(session.catalog, relation, order))
         return ()
-    added, widened = find_changes(table, shape)
+    added, widened = allowed_changes(table, shape, rules)
     if not added and not widened:
         return ()
-    if rules.drift is Drift.FREEZE:
-        names = ", ".join([*(name for name, _ in added), *(name for name, _ in widened)])
-        raise DriftRefused(
-            f"the columns of the source changed ({names}), and {relation} is frozen",
-            'set drift = "evolve", or leave the columns out',
-        )
     with open_session() as session:
         if added:
             session.run(statements.add_columns(session.catalog, relation, added))
@@ -92,6 +94,20 @@ def ensure_target(
         [f"column {name} was added to {relation}" for name, _ in added]
         + [f"column {name} of {relation} is {kind} now" for name, kind in widened]
     )
+
+
+def allowed_changes(
+    table: LakeTable, shape: Shape, rules: Rules
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """What a load does to the table before it; refused where the table is frozen."""
+    added, widened = find_changes(table, shape)
+    if rules.drift is Drift.FREEZE and (added or widened):
+        names = ", ".join([*(name for name, _ in added), *(name for name, _ in widened)])
+        raise DriftRefused(
+            f"the columns of the source changed ({names}), and {table.relation} is frozen",
+            'set drift = "evolve", or leave the columns out',
+        )
+    return added, widened
 
 
 def find_changes(

@@ -12,8 +12,10 @@ from tidegate.control.workers import user_name
 from tidegate.errors import BusyError, ControlMismatch, DeclarationError, UsageError
 from tidegate.failpoints import reach
 from tidegate.insight.bounding import bound_transaction
+from tidegate.insight.filled_lake import FilledLake
 from tidegate.insight.filled_target import Extent, count_target, find_problems, read_extent
 from tidegate.insight.starting import Starting
+from tidegate.lake.metadata import read_table
 from tidegate.ledger.fences import Fence, Fences, publisher_name
 from tidegate.ledger.ledger import Ledger
 from tidegate.ledger.watermarks import Watermarks
@@ -106,17 +108,22 @@ class _Examination:
         sync, target = self._sync, self._target
         source = resolve_source(self._connection, sync)
         self._refuse_owned(take_over=take_over)
-        problems = find_problems(target, sync, source)
+        lake = self._lake(source)
+        problems = find_problems(target, sync, source) if lake is None else lake.problems()
         problems += self._source_problems(source)
         if problems:
             raise UsageError(
                 f"{sync.target} cannot be adopted: " + "; ".join(problems),
                 "put that right and adopt again; nothing was recorded",
             )
-        table = describe_table(target, sync.target.relation)
-        assert table is not None
-        rows = count_target(target, table)
-        extent = self._extent(source, table)
+        if lake is not None:
+            rows = lake.count()
+            extent = lake.extent(target, Watermarks(self._ledger))
+        else:
+            table = describe_table(target, sync.target.relation)
+            assert table is not None
+            rows = count_target(target, table)
+            extent = self._extent(source, table)
         memory = self._sessions.memory(sync.pipeline)
         starting = Starting(
             name=sync.name,
@@ -133,6 +140,7 @@ class _Examination:
         self._refuse_doubling(source, highest, start.value)
         above, exact = self._count(source, start.value, None)
         warnings = [*start.warnings, *self._warnings(source, highest, start.value)]
+        warnings += [] if lake is None else lake.warnings()
         return Adoption(
             sync=sync.name,
             target=str(sync.target),
@@ -145,6 +153,14 @@ class _Examination:
             warnings=tuple(warnings),
             reason=start.reason,
         )
+
+    def _lake(self, source: PostgresSource) -> FilledLake | None:
+        """The table, where it is one of a lake."""
+        context, target = self._sessions.context, self._sync.target
+        if not context.is_lake(target.connection):
+            return None
+        catalog = context.catalog(target.connection)
+        return FilledLake(catalog, self._sync, source, read_table(catalog, target.relation))
 
     def _refuse_owned(self, *, take_over: bool) -> None:
         """Refuse a table that is being loaded, or that somebody has loaded with Tidegate."""

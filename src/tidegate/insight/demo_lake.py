@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tidegate.insight.demo import Content, Pair
-from tidegate.lake.metadata import read_metadata
-from tidegate.lake.reading import LakeRowsAt
+from tidegate.lake.reading import main_rows
 from tidegate.model.relation import Relation
 from tidegate.pipeline.context import Context
 
@@ -35,12 +34,8 @@ def compare_lake(context: Context) -> Pair:
 
 
 def _lake_rows(context: Context) -> Iterator[tuple[Any, ...]]:
-    catalog = context.catalog("lake")
-    metadata = read_metadata(catalog, _TABLE)
-    if metadata is None:
-        return
-    rows = LakeRowsAt(catalog, _TABLE, metadata, metadata.current_snapshot_id)
-    for _, batch in rows.batches(_COLUMNS):
+    rows = main_rows(context.catalog("lake"), _TABLE)
+    for _, batch in () if rows is None else rows.batches(_COLUMNS):
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidegate.errors import SettingsError, TidegateError
+from tidegate.insight.doctor_lake import check_lakes
 from tidegate.insight.doctor_machine import check_machine
 from tidegate.insight.doctor_postgres import check_databases
 from tidegate.model.check import Check, Level, fail, ok
@@ -59,7 +60,9 @@ def examine(
         checks.append(ok("declarations", f"{len(syncs)} syncs"))
     except TidegateError as error:
         checks.append(fail("declarations", error.message, error.hint or "correct the declaration"))
-    checks += check_databases(Context(settings), syncs)
+    context = Context(settings)
+    checks += check_databases(context, syncs)
+    checks += check_lakes(context, syncs)
     return Examination(settings.project.name, tuple(checks))
 
 

@@ -16,7 +16,7 @@ from tidegate.settings import SparkSettings
 from tidegate.spark.java import choose_java
 
 LOW_DISK_BYTES = 2 * 1024**3
-WORKER_MODULES = ("pyarrow", "pandas", "psycopg", "adbc_driver_postgresql", "tidegate")
+WORKER_MODULES = ("pyarrow", "pandas", "psycopg", "adbc_driver_postgresql", "pyiceberg", "tidegate")
 _TIMEOUT_SECONDS = 60
 _PROBE = """
 import importlib, json, sys

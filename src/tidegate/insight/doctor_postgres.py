@@ -93,12 +93,12 @@ def _check_database(context: Context, use: Use) -> list[Check]:
             checks += _check_source(name, connection, use.sources, standby=standby)
         if use.targets:
             schema = context.settings.ledger.schema_name
-            checks.append(_check_schema(f"{name}: ledger", connection, schema))
+            checks.append(check_schema(f"{name}: ledger", connection, schema))
             targets = [_check_target(name, connection, one) for one in dict.fromkeys(use.targets)]
-            checks += _in_short(f"{name}: targets", targets)
+            checks += in_short(f"{name}: targets", targets)
         if use.name == CONTROL:
             schema = context.settings.project.control_schema
-            checks.append(_check_schema(f"{name}: schema", connection, schema))
+            checks.append(check_schema(f"{name}: schema", connection, schema))
             if not standby:
                 seconds = context.settings.worker.horizon_warning_seconds
                 horizon = read_vacuum_horizon(connection, context.plane, seconds)
@@ -143,7 +143,7 @@ def _check_source(
     name: str, connection: Connection, relations: Sequence[Relation], *, standby: bool
 ) -> list[Check]:
     tables = [_check_readable(name, connection, one) for one in dict.fromkeys(relations)]
-    checks = _in_short(f"{name}: sources", tables)
+    checks = in_short(f"{name}: sources", tables)
     row = connection.execute(
         "SELECT pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')"
     ).fetchone()
@@ -161,7 +161,7 @@ def _check_source(
     return checks
 
 
-def _in_short(name: str, checks: list[Check]) -> list[Check]:
+def in_short(name: str, checks: list[Check]) -> list[Check]:
     """Many tables that are well make one line."""
     well = [check for check in checks if check.level is Level.OK]
     if len(well) <= _MANY:
@@ -182,7 +182,7 @@ def _check_readable(name: str, connection: Connection, relation: Relation) -> Ch
     return ok(name, "may be read")
 
 
-def _check_schema(name: str, connection: Connection, schema: str) -> Check:
+def check_schema(name: str, connection: Connection, schema: str) -> Check:
     """Our own schema: there and writable, or possible to create."""
     role = _role(connection)
     row = connection.execute(

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from psycopg import errors as pg
 
+from tidegate.destinations.lake_healing import record
 from tidegate.errors import UsageError
+from tidegate.lake.metadata import read_table
+from tidegate.ledger.intents import Intent, Intents
 from tidegate.ledger.markers import MarkerRow, Markers
 from tidegate.model.relation import Endpoint, Relation
 from tidegate.pipeline.context import Context
@@ -32,7 +35,11 @@ class Marker:
     def exists(self) -> bool:
         """Whether the load is in; False as well where no ledger exists yet."""
         with self.context.databases.connect(self.target.connection) as connection:
-            return self._markers().exists(connection, self.update_id, self.target.relation)
+            if self._markers().exists(connection, self.update_id, self.target.relation):
+                return True
+            intents = _intents_of(connection, self.context, self.target, self.update_id)
+        # Killed after its commit, a load is in a lake before it is in the ledger.
+        return bool(intents) and _is_in_lake(self.context, self.target, self.update_id)
 
     def touch(self, connection: Connection) -> bool:
         """Record the load inside the transaction of `connection`; False if it was there before."""
@@ -48,6 +55,8 @@ class Forgotten:
 
     tables: list[str]
     pipelines: list[str]
+    still_in: bool = False
+    """whether the table itself says that the load is in, as a lake's does"""
 
 
 def list_markers(
@@ -64,6 +73,9 @@ def forget_marker(context: Context, target: Endpoint, update_id: str) -> Forgott
     with context.databases.connect(target.connection) as connection, connection.transaction():
         pipelines = _pipelines_of(connection, context, target, update_id)
         tables = markers.forget(connection, update_id, target.relation)
+        if _intents_of(connection, context, target, update_id):
+            Intents(markers.ledger).settle(connection, str(target.relation), update_id)
+            tables = tables or [str(target.relation)]
         if not tables and markers.exists(connection, update_id, target.relation):
             # It is there under a looser spelling, as Luigi's users write it: there the update_id
             # alone is the key, so it can be no other table's.
@@ -78,7 +90,42 @@ def forget_marker(context: Context, target: Endpoint, update_id: str) -> Forgott
             f"there is no marker {update_id!r} for {target}",
             f"see: tidegate marker list {target.connection}",
         )
-    return Forgotten(tables, pipelines)
+    still_in = context.is_lake(target.connection) and _is_in_lake(context, target, update_id)
+    return Forgotten(tables, pipelines, still_in)
+
+
+def touch_marker(context: Context, target: Endpoint, update_id: str) -> bool:
+    """Record a load that is in; False where it was recorded before.
+
+    Where a lake's load was about to be published, its watermark moves as it would have.
+    """
+    ledger = context.ledger(target.connection)
+    ledger.ensure()
+    with context.databases.connect(target.connection) as connection, connection.transaction():
+        waiting = _intents_of(connection, context, target, update_id)
+        if not waiting:
+            return Markers(ledger).touch(connection, update_id, target.relation)
+        known = Markers(ledger).exists(connection, update_id, target.relation)
+        # Somebody's word, where the table itself cannot tell any more.
+        record(connection, ledger, target.relation, waiting[-1])
+        return not known
+
+
+def _intents_of(
+    connection: Connection, context: Context, target: Endpoint, update_id: str
+) -> list[Intent]:
+    """What a lake's ledger says that was about to be published under this name."""
+    if not context.is_lake(target.connection):
+        return []
+    intents = Intents(context.ledger(target.connection))
+    with connection.transaction():
+        found = intents.of_table(connection, str(target.relation))
+    return [intent for intent in found if intent.update_id == update_id]
+
+
+def _is_in_lake(context: Context, target: Endpoint, update_id: str) -> bool:
+    table = read_table(context.catalog(target.connection), target.relation)
+    return table is not None and table.holds(update_id)
 
 
 def _pipelines_of(

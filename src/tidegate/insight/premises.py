@@ -34,7 +34,13 @@ _SIGNS = {
     "watermark_log": {"pipeline_name", "table_name", "moved_by", "reason"},
     "fences": {"resource", "control_id", "token", "attempt_id"},
 }
+_LAKE_SIGNS = {
+    "intents": {"target_table", "update_id", "attempt_id", "base_snapshot_id"},
+    "staged_folders": {"folder", "attempt_id", "target_table", "location"},
+}
 LEDGER_TABLES = tuple(_SIGNS)
+# Without these nobody finds the tables of an embedded lake any more.
+_CATALOG = ("iceberg_tables", "iceberg_namespace_properties", "refuse_stale_attempt")
 
 
 class Role(StrEnum):
@@ -94,8 +100,9 @@ def find_ledger(
     staging = [table for _, table, kind in objects if kind == "r" and _STAGING.fullmatch(table)]
     if not tables and not staging:
         return None
-    complete = tables == set(_SIGNS)
-    states = list_states(connection, ledger, owner) if complete else []
+    complete = tables >= set(_SIGNS)
+    catalog = context.catalog(name).identity if ledger.lake else None
+    states = list_states(connection, ledger, owner, catalog) if complete else []
     users = _users(connection, ledger, owner, states, staging) if complete else ()
     whole = not users or shared
     markers = ledger.find_markers(connection)
@@ -118,7 +125,11 @@ def find_ledger(
     known = {*tables, *staging, *_names_beside(context, ledger.schema)}
     if markers is not None and own_markers and markers.schema == ledger.schema:
         known.add(markers.name)
-    kept = tuple(words for words, table, _ in objects if table not in known)
+    kept = tuple(
+        f"{words} (the lake's catalog)" if ledger.catalog and table in _CATALOG else words
+        for words, table, _ in objects
+        if table not in known
+    )
     present = tuple(part for part in parts if part.kind != "rows" or part.rows)
     return Premises(name, Role.LEDGER, ledger.schema, whole, present, kept, users)
 
@@ -187,7 +198,7 @@ def list_objects(connection: Connection, schema: str) -> list[tuple[str, str, st
 
 
 def _signed(connection: Connection, ledger: Ledger, table: str) -> bool:
-    signs = _SIGNS.get(table)
+    signs = (_SIGNS | (_LAKE_SIGNS if ledger.lake else {})).get(table)
     found = None if signs is None else describe_table(connection, Relation(ledger.schema, table))
     return signs is not None and found is not None and signs <= set(found.column_names)
 
@@ -211,7 +222,9 @@ class State:
     is_ours: bool
 
 
-def list_states(connection: Connection, ledger: Ledger, owner: Owner) -> list[State]:
+def list_states(
+    connection: Connection, ledger: Ledger, owner: Owner, catalog: str | None = None
+) -> list[State]:
     """Every state in a ledger; none is ours whose table another control plane has fenced."""
     rows = connection.execute(
         statement("ledger/premises", "list_pipelines", schema=ledger.schema_identifier),
@@ -220,7 +233,7 @@ def list_states(connection: Connection, ledger: Ledger, owner: Owner) -> list[St
     database = database_identity(connection)
     found: list[State] = []
     for pipeline, table, fenced in rows:
-        place = StateTable(database, Relation.parse(table))
+        place = StateTable(database, Relation.parse(table), catalog)
         projects = owner.pipelines.owners(pipeline, place)
         found.append(State(pipeline, table, projects, projects == {owner.project} and not fenced))
     return found

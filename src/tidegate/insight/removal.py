@@ -11,8 +11,12 @@ from tidegate.control.observations import Observations
 from tidegate.destinations import drop
 from tidegate.errors import BusyError, TidegateError, UsageError
 from tidegate.insight.bounding import bound_transaction
+from tidegate.insight.left_in_lake import LeftInLake
 from tidegate.insight.ownership import read_ownership
+from tidegate.lake.catalog import Catalog
+from tidegate.lake.metadata import read_table
 from tidegate.ledger.fences import Fence, Fences, publisher_name
+from tidegate.ledger.intents import Intents
 from tidegate.ledger.markers import Markers
 from tidegate.ledger.staging import Staging
 from tidegate.ledger.watermarks import Watermarks
@@ -40,6 +44,9 @@ class Holdings:
     fences: int
     target_exists: bool
     shared_with: tuple[str, ...]
+    in_lake: bool = False
+    branches: tuple[str, ...] = ()
+    """what dead attempts left in a lake's table; only Spark can drop them"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +72,18 @@ def find_holdings(
     elif dot and head in groups:
         connections = [groups[head].target.connection]
     else:
-        connections = [name for name in context.settings.connections if _is_postgres(context, name)]
+        connections = list(context.settings.connections)
     found: list[Holdings] = []
     unreachable: dict[str, str] = {}
-    seen: set[DatabaseIdentity] = set()
+    seen: set[tuple[DatabaseIdentity, str]] = set()
     for connection_name in connections:
         try:
             with context.databases.connect(connection_name) as connection:
-                identity = database_identity(connection)
-                if identity not in seen:
+                # The control database may hold the ledgers of several lakes.
+                place = database_identity(connection), context.ledger(connection_name).schema
+                if place not in seen:
                     found += _find_in(context, connection, connection_name, name, ownership)
-                seen.add(identity)
+                seen.add(place)
         except TidegateError as error:
             if declared is not None:
                 raise
@@ -103,6 +111,11 @@ def tables_of_group(context: Context, group: Group, ownership: Ownership) -> Sea
 
 def check_drop(holdings: Holdings) -> None:
     """Refuse to drop a table that somebody else loads as well, or that this sync never did."""
+    if holdings.in_lake:
+        raise UsageError(
+            f"{holdings.target} is a table of a lake, which Tidegate never drops",
+            "leave out --drop-target, and drop it with Spark: DROP TABLE … PURGE",
+        )
     if holdings.shared_with:
         raise UsageError(
             f"{holdings.target} is also loaded by {', '.join(holdings.shared_with)}",
@@ -142,6 +155,8 @@ def remove_holdings(
             fences.lock(connection, fence)
             Markers(ledger).forget_pipeline(connection, holdings.pipeline, relation)
             Watermarks(ledger).forget(connection, holdings.pipeline, table)
+            if holdings.in_lake:
+                Intents(ledger).forget(connection, table, holdings.pipeline)
             if drop_target:
                 drop.drop_target(connection, relation)
         except (pg.LockNotAvailable, pg.QueryCanceled) as error:
@@ -149,9 +164,13 @@ def remove_holdings(
                 f"{holdings.target} is in use by another session ({first_line(error)})",
                 "see pg_stat_activity for who; nothing was removed, try again",
             ) from None
-        Staging(ledger).sweep(connection, fence.control_id, live)
+        if not holdings.in_lake:
+            Staging(ledger).sweep(connection, fence.control_id, live)
         if not holdings.shared_with:
             fences.forget(connection, table)
+    if holdings.in_lake:
+        left = LeftInLake(context.catalog(holdings.target.connection), ledger)
+        left.discard(holdings.target.relation, live() - {fence.attempt_id}, holdings.branches)
 
 
 def _find_in(
@@ -172,10 +191,12 @@ def _find_in(
         return []
     markers = ledger.find_markers(connection)
     database = database_identity(connection)
+    lake = context.catalog(connection_name) if context.is_lake(connection_name) else None
+    catalog = None if lake is None else lake.identity
     found: list[Holdings] = []
     for (table,) in rows:
         relation = Relation.parse(table)
-        others = ownership.recorded_owners(pipeline, StateTable(database, relation))
+        others = ownership.recorded_owners(pipeline, StateTable(database, relation, catalog))
         if others and ownership.project not in others:
             continue
         parameters = {"pipeline": pipeline, "table": table}
@@ -189,6 +210,10 @@ def _find_in(
                 "ledger/pipelines", "count_markers", schema=schema, markers=qualified(markers)
             )
             marked = connection.execute(count, parameters).fetchone() or marked
+        if lake is not None:
+            exists, branches = _look_at_lake(lake, relation)
+        else:
+            exists, branches = describe_table(connection, relation) is not None, ()
         found.append(
             Holdings(
                 name=name,
@@ -198,15 +223,19 @@ def _find_in(
                 moves=counts[1],
                 fences=counts[2],
                 markers=marked[0],
-                target_exists=describe_table(connection, relation) is not None,
+                target_exists=exists,
                 shared_with=tuple(counts[3]),
+                in_lake=lake is not None,
+                branches=branches,
             )
         )
     return found
 
 
-def _is_postgres(context: Context, name: str) -> bool:
+def _look_at_lake(lake: Catalog, relation: Relation) -> tuple[bool, tuple[str, ...]]:
+    """Whether the table is there, and our branches in it; a lake that is gone is no obstacle."""
     try:
-        return context.settings.connection(name).type == "postgres"
+        table = read_table(lake, relation)
     except TidegateError:
-        return True  # connecting will say what is wrong with it
+        return True, ()
+    return table is not None, () if table is None else table.branches

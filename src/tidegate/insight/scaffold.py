@@ -47,6 +47,7 @@ control = "embedded"
 _EXAMPLE = """\
 # shop = "${SHOP_URL}"   # a Postgres URL; put SHOP_URL into .env or the environment
 warehouse = "embedded:warehouse"
+# lake = { type = "iceberg" }   # tables as Iceberg files below .tidegate/, or a catalog of yours
 
 # One section per table. `tidegate init --source URL` writes them for a whole database.
 # [sync.orders]

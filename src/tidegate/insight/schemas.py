@@ -14,8 +14,6 @@ from tidegate.postgres.connect import Connection, translate
 from tidegate.postgres.databases import CONTROL
 from tidegate.sql import migrations
 
-_LEDGER_TABLES = ("etl_state", "watermark_log", "fences")
-
 
 @dataclass(frozen=True, slots=True)
 class SchemaState:
@@ -53,7 +51,7 @@ def check_schemas(context: Context, destinations: Iterable[str]) -> list[SchemaS
     """The control schema, then the ledger of every destination; changes nothing."""
     found = [_check(context, CONTROL, context.plane.schema)]
     for name in dict.fromkeys(destinations):
-        found.append(_check(context, name, context.settings.ledger.schema_name))
+        found.append(_check(context, name, context.ledger(name).schema))
     return found
 
 
@@ -89,10 +87,10 @@ def _ledger_state(connection: Connection, ledger: Ledger) -> tuple[str, str | No
     rows = connection.execute(
         "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
         " WHERE n.nspname = %s AND c.relname = ANY(%s)",
-        (ledger.schema, list(_LEDGER_TABLES)),
+        (ledger.schema, list(ledger.tables)),
     ).fetchall()
     present = {row[0] for row in rows}
-    missing = [name for name in _LEDGER_TABLES if name not in present]
+    missing = [name for name in ledger.tables if name not in present]
     markers = ledger.find_markers(connection)
     if markers is None:
         missing.append(ledger.marker_table)

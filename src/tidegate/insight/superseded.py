@@ -48,6 +48,8 @@ class Versions:
 
 def find_versions(context: Context, sync: Sync) -> Versions | str:
     """The table to be vacuumed, or why there is none."""
+    if context.is_lake(sync.target.connection):
+        return "a lake's tables are looked after by maintenance: old snapshots, small files"
     if sync.mode is not Mode.APPEND or not sync.key:
         kind = "append without a key" if sync.mode is Mode.APPEND else f'mode = "{sync.mode}"'
         return f"{kind} keeps no superseded versions"

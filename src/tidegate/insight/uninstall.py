@@ -13,6 +13,7 @@ from psycopg import sql
 from tidegate.control.dead import DeadAttempts
 from tidegate.errors import BusyError, DestinationError, TidegateError, UsageError
 from tidegate.insight.bounding import bound_transaction
+from tidegate.insight.left_in_lake import LeftInLake
 from tidegate.insight.ownership import read_ownership
 from tidegate.insight.premises import (
     LEDGER_TABLES,
@@ -60,16 +61,15 @@ def find_installation(
         owner = _owner(context, connection)
     found: list[Premises] = []
     unreachable: dict[str, str] = {}
-    seen: set[DatabaseIdentity] = set()
+    seen: set[tuple[DatabaseIdentity, str]] = set()
     for name in (name for name in wanted or context.settings.connections if name != CONTROL):
         try:
-            if context.settings.connection(name).type != "postgres":
-                continue
             with context.databases.connect(name) as connection:
-                identity = database_identity(connection)
-                if identity in seen:
+                # The control database may hold the ledgers of several lakes.
+                place = database_identity(connection), context.ledger(name).schema
+                if place in seen:
                     continue
-                seen.add(identity)
+                seen.add(place)
                 ledger = find_ledger(context, connection, name, owner, shared=shared)
                 found += [] if ledger is None else [ledger]
         except (TidegateError, psycopg.Error) as error:
@@ -166,6 +166,9 @@ def _remove_ledger(context: Context, shown: Premises, owner: Owner, *, shared: b
         _refuse_changed(shown, found)
         if set(tables) == set(LEDGER_TABLES):
             _delete_rows(context, connection, found, owner)
+        if ledger.lake and found.whole:
+            # Nothing else would know of these files any more.
+            LeftInLake(context.catalog(shown.connection), ledger).discard(None, ())
         _drop(connection, found)
 
 
@@ -173,7 +176,8 @@ def _delete_rows(context: Context, connection: Connection, found: Premises, owne
     """Rows in tables that stay, before the log that tells whose they are goes."""
     ledger = context.ledger(found.connection)
     parts = {"schema": ledger.schema_identifier}
-    own = own_states(list_states(connection, ledger, owner))
+    catalog = context.catalog(found.connection).identity if ledger.lake else None
+    own = own_states(list_states(connection, ledger, owner, catalog))
     markers = ledger.find_markers(connection)
     if markers is not None and Part("table", str(markers)).name not in _tables(found):
         connection.execute(
@@ -181,6 +185,8 @@ def _delete_rows(context: Context, connection: Connection, found: Premises, owne
             {**own, "everybody": found.whole},
         )
     if not found.whole:
+        if ledger.lake:
+            connection.execute(statement("ledger/intents", "forget_own_intents", **parts), own)
         own["control_id"] = owner.control_id
         for name in ("delete_own_moves", "delete_own_states", "delete_own_fences"):
             connection.execute(statement("ledger/premises", name, **parts), own)

@@ -3,16 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
+
+from tidegate.errors import SettingsError
 
 ICEBERG = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 POSTGRES = "org.postgresql:postgresql:42.7.9"
 EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
-_JARS = "spark.jars"
+JARS = "spark.jars"
 _PACKAGES = "spark.jars.packages"
 _EXTENSIONS = "spark.sql.extensions"
 # Where Spark keeps what it has fetched.
 _IVY = "~/.ivy2.5.2"
+
+
+@dataclass(frozen=True, slots=True)
+class Jars:
+    """What Spark is to have on its class path, and what of it is there."""
+
+    packages: tuple[str, ...]
+    """those that the user has not given"""
+    files: tuple[Path, ...]
+    """where they are once Spark has fetched them"""
+    missing: tuple[str, ...]
+    """files that the user has given and that are not there"""
+
+    @property
+    def to_fetch(self) -> tuple[str, ...]:
+        """The packages that Spark has not fetched yet; all of them or none, as Spark looks up."""
+        return () if all(file.is_file() for file in self.files) else self.packages
+
+
+def find_jars(conf: Mapping[str, str], postgres: bool) -> Jars:
+    """Look for them, without Spark and without a network."""
+    given = f"{conf.get(JARS, '')},{conf.get(_PACKAGES, '')}"
+    wanted = [ICEBERG] if "iceberg-spark-runtime" not in given else []
+    if postgres and "postgresql" not in given:
+        wanted.append(POSTGRES)
+    named = (urlsplit(one.strip()) for one in conf.get(JARS, "").split(",") if one.strip())
+    local = [one.path for one in named if one.scheme in ("", "file")]
+    return Jars(
+        packages=tuple(wanted),
+        files=tuple(fetched(conf, package) for package in wanted),
+        missing=tuple(one for one in local if not Path(one).is_file()),
+    )
 
 
 def lake_conf(conf: Mapping[str, str], *, postgres: bool) -> dict[str, str]:
@@ -21,15 +57,16 @@ def lake_conf(conf: Mapping[str, str], *, postgres: bool) -> dict[str, str]:
     Packages that were fetched before are named by their files, so that nothing is looked up.
     """
     found = {_EXTENSIONS: _joined(conf.get(_EXTENSIONS, ""), EXTENSIONS)}
-    given = f"{conf.get(_JARS, '')},{conf.get(_PACKAGES, '')}"
-    wanted = [ICEBERG] if "iceberg-spark-runtime" not in given else []
-    if postgres and "postgresql" not in given:
-        wanted.append(POSTGRES)
-    files = [fetched(conf, package) for package in wanted]
-    if wanted and all(file.is_file() for file in files):
-        found[_JARS] = _joined(conf.get(_JARS, ""), *map(str, files))
-    elif wanted:
-        found[_PACKAGES] = _joined(conf.get(_PACKAGES, ""), *wanted)
+    jars = find_jars(conf, postgres)
+    if jars.missing:
+        raise SettingsError(
+            f'"{JARS}" in [spark.conf] names {", ".join(jars.missing)}, which is not there',
+            "correct it, or leave it out where Spark can fetch its packages over the network",
+        )
+    if jars.to_fetch:
+        found[_PACKAGES] = _joined(conf.get(_PACKAGES, ""), *jars.to_fetch)
+    elif jars.packages:
+        found[JARS] = _joined(conf.get(JARS, ""), *map(str, jars.files))
     return found
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from psycopg import errors as pg
 from psycopg import sql
 
-from tidegate.errors import ConnectionFailed, DestinationError
+from tidegate.errors import ConnectionFailed, DestinationError, SettingsError
 from tidegate.lake.catalog import Catalog
-from tidegate.model.lake import Field, LakeTable, Snapshot, spark_type
+from tidegate.model.lake import EMBEDDED, Field, LakeTable, Snapshot, spark_type
 from tidegate.model.relation import Relation
 
 if TYPE_CHECKING:
@@ -53,11 +56,21 @@ def list_tables(catalog: Catalog) -> list[Relation]:
                 return []
         return [Relation(*row) for row in rows]
     found = _load(catalog)
-    return [
-        Relation(".".join(table[:-1]), table[-1])
-        for namespace in found.list_namespaces()
-        for table in found.list_tables(namespace)
-    ]
+    with _asking(catalog):
+        return [
+            Relation(".".join(table[:-1]), table[-1])
+            for namespace in found.list_namespaces()
+            for table in found.list_tables(namespace)
+        ]
+
+
+def list_namespaces(catalog: Catalog) -> list[str]:
+    """The namespaces of the catalog; none where the embedded one is not made yet."""
+    if catalog.is_embedded:
+        return sorted({relation.schema for relation in list_tables(catalog)})
+    found = _load(catalog)
+    with _asking(catalog):
+        return [".".join(namespace) for namespace in found.list_namespaces()]
 
 
 def file_io(catalog: Catalog, location: str) -> Any:
@@ -116,31 +129,71 @@ def _embedded(catalog: Catalog, relation: Relation) -> Table | None:
             f"{catalog.name}:{relation} has lost its metadata: {row[0]} is not there",
             "restore the warehouse folder, or drop the table and load it anew",
         ) from error
+    except OSError as error:
+        raise DestinationError(
+            f"the metadata of {catalog.name}:{relation} cannot be read: {type(error).__name__}",
+            f"see that {row[0]} can be reached from here",
+        ) from None
 
 
 def _other(catalog: Catalog, relation: Relation) -> Table | None:
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
     found = _load(catalog)
-    try:
-        table: Table = found.load_table((relation.schema, relation.name))
-        return table
-    except (NoSuchTableError, NoSuchNamespaceError):
-        return None
-    except OSError as error:
-        raise ConnectionFailed(
-            f'the catalog of connection "{catalog.name}" cannot be read: {type(error).__name__}',
-            "see that it is running, and that the options of the connection are right",
-        ) from error
+    with _asking(catalog):
+        try:
+            table: Table = found.load_table((relation.schema, relation.name))
+            return table
+        except (NoSuchTableError, NoSuchNamespaceError):
+            return None
+
+
+def check_kind(catalog: Catalog) -> None:
+    """Refuse a catalog whose tables could not be seen without Spark."""
+    if catalog.is_embedded or catalog.kind in READABLE:
+        return
+    near = difflib.get_close_matches(catalog.kind, (EMBEDDED, *sorted(READABLE)), n=1)
+    raise SettingsError(
+        f'connection "{catalog.name}": catalog = "{catalog.kind}" is not one that Tidegate can '
+        "read" + (f'; did you mean "{near[0]}"?' if near else ""),
+        f"one of {EMBEDDED}, {', '.join(sorted(READABLE))}; others often speak rest as well",
+    )
 
 
 def _load(catalog: Catalog) -> Any:
     from pyiceberg.catalog import load_catalog
 
-    try:
+    check_kind(catalog)
+    with _asking(catalog):
         return load_catalog(catalog.name, **{"type": catalog.kind, **catalog.options})
-    except (OSError, ValueError) as error:
+
+
+@contextmanager
+def _asking(catalog: Catalog) -> Iterator[None]:
+    """Translate what a catalog's client raises; its words may hold the options, so none is told."""
+    from pyiceberg.exceptions import (
+        ForbiddenError,
+        NotInstalledError,
+        OAuthError,
+        UnauthorizedError,
+    )
+
+    name = f'the catalog of connection "{catalog.name}" ({catalog.kind})'
+    try:
+        yield
+    except (NotInstalledError, ImportError):
+        raise SettingsError(
+            f"{name} needs a package that is not installed",
+            f'pip install "pyiceberg[{catalog.kind}]"',
+        ) from None
+    except (UnauthorizedError, ForbiddenError, OAuthError) as error:
         raise ConnectionFailed(
-            f'the catalog of connection "{catalog.name}" cannot be opened: {type(error).__name__}',
+            f"{name} refuses us: {type(error).__name__}",
+            "correct the credential or token among the options of the connection",
+        ) from None
+    except Exception as error:
+        # Each client has errors of its own.
+        raise ConnectionFailed(
+            f"{name} cannot be read: {type(error).__name__}",
             "see that it is running, and that the options of the connection are right",
-        ) from error
+        ) from None

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tidegate.errors import BusyError, StagingLost
+from tidegate.errors import BusyError, DestinationError, StagingLost
 from tidegate.lake.catalog import Catalog
 from tidegate.lake.data_file import file_batches
 from tidegate.lake.files import staged_path
-from tidegate.lake.metadata import file_io
+from tidegate.lake.metadata import file_io, read_metadata
 from tidegate.model.lake import LakeTable
 from tidegate.model.load import StagedWrite
 from tidegate.model.relation import Relation
@@ -46,17 +47,22 @@ class LakeRowsAt:
         io = file_io(self.catalog, self.metadata.location)
         # Columns that came after the snapshot are read as well: they are NULL in it.
         schema = self.metadata.schema().select(*names)
-        try:
+        with _reading(self.catalog, self.relation):
             scan = DataScan(self.metadata, io, wanted, snapshot_id=self.snapshot_id)
             for task in scan.plan_files():
                 for batch in file_batches(self.metadata, io, task, schema, wanted):
                     yield task.file.file_path, batch
-        except FileNotFoundError as error:
-            raise BusyError(
-                f"files of {self.relation} were removed while they were being read: its snapshot "
-                f"{self.snapshot_id} has expired",
-                "try again",
-            ) from error
+
+    def count(self) -> int:
+        """How many there are; files are read only where rows were deleted from them."""
+        if self.snapshot_id is None:
+            return 0
+        from pyiceberg.table import DataScan
+
+        io = file_io(self.catalog, self.metadata.location)
+        with _reading(self.catalog, self.relation):
+            found: int = DataScan(self.metadata, io, snapshot_id=self.snapshot_id).count()
+            return found
 
     def added_in(self, path: str) -> int | None:
         """The snapshot that brought a data file."""
@@ -71,6 +77,34 @@ class LakeRowsAt:
                 if entry.data_file.file_path == path:
                     return entry.snapshot_id
         return None
+
+
+def main_rows(catalog: Catalog, relation: Relation) -> LakeRowsAt | None:
+    """The rows of a table as it is now; None when there is none."""
+    metadata = read_metadata(catalog, relation)
+    if metadata is None:
+        return None
+    return LakeRowsAt(catalog, relation, metadata, metadata.current_snapshot_id)
+
+
+@contextmanager
+def _reading(catalog: Catalog, relation: Relation) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise BusyError(
+            f"files of {relation} were removed while they were being read: its snapshot has "
+            "expired",
+            "try again",
+        ) from error
+    except (OSError, ValueError) as error:
+        # Such as deletes by value, which other engines write.
+        raise DestinationError(
+            f"the rows of {catalog.name}:{relation} cannot be read without Spark "
+            f"({type(error).__name__})",
+            "see that its files can be reached from here, and that no other engine has written "
+            "deletes by value; rewrite_data_files folds these in",
+        ) from None
 
 
 def staged_batches(

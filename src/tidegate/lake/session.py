@@ -7,7 +7,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tidegate.errors import SettingsError
 from tidegate.lake.catalog import Catalog
+from tidegate.lake.jars import EXTENSIONS, ICEBERG, POSTGRES
 from tidegate.spark.session import SparkSessions
 from tidegate.spark.tags import is_classic, tagged, work_tag
 
@@ -49,6 +51,13 @@ def lake_session(
     """A session for one attempt; its work can be interrupted, its connections end with it."""
     spark = sessions.separate(catalog.spark_conf(attempt_id))
     session = LakeSession(spark, catalog)
+    if session.is_classic and EXTENSIONS not in str(spark.conf.get("spark.sql.extensions", "")):
+        # A session that somebody else has started, for other things.
+        raise SettingsError(
+            f'this Spark was started without Iceberg, which connection "{catalog.name}" needs',
+            f"start it with spark.sql.extensions={EXTENSIONS} and "
+            f"spark.jars.packages={ICEBERG},{POSTGRES}",
+        )
     try:
         if attempt_id is None:
             yield session

@@ -63,6 +63,12 @@ class Intents:
             return []
         return [Intent(*row) for row in rows]
 
+    def forget(self, connection: Connection, table: str, pipeline: str) -> None:
+        """Nobody asks for these loads any more."""
+        connection.execute(
+            self._statement("forget_intents"), {"table": table, "pipeline": pipeline}
+        )
+
     def settle(self, connection: Connection, table: str, update_id: str) -> None:
         """The load is in and recorded, or shall never be."""
         connection.execute(

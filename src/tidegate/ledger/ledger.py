@@ -37,6 +37,13 @@ class Ledger:
     def schema_identifier(self) -> sql.Identifier:
         return sql.Identifier(self.schema)
 
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """What it is made of, besides the markers."""
+        lake = ("intents", "staged_folders") if self.lake else ()
+        catalog = ("iceberg_tables",) if self.catalog else ()
+        return ("etl_state", "watermark_log", "fences", *lake, *catalog)
+
     def ensure(self) -> Relation:
         """Create what is missing over a session of its own, so that no load is disturbed."""
         with self.connect() as connection:
@@ -49,7 +56,8 @@ class Ledger:
         wanted = self._marker_name()
         if _exists(connection, wanted):
             return wanted
-        if "." in self.marker_table:
+        # Markers of a lake are of its tables alone: "raw.orders" elsewhere is another table.
+        if "." in self.marker_table or self.lake:
             return None
         row = connection.execute(
             "SELECT n.nspname, c.relname FROM pg_class c"
@@ -67,9 +75,7 @@ class Ledger:
         return Relation(self.schema, self.marker_table)
 
     def _complete(self, connection: Connection) -> bool:
-        names = ["etl_state", "watermark_log", "fences"]
-        names += ["intents", "staged_folders"] if self.lake else []
-        names += ["iceberg_tables"] if self.catalog else []
+        names = list(self.tables)
         row = connection.execute(
             "SELECT count(DISTINCT c.oid), count(a.attname)"
             " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
@@ -78,8 +84,18 @@ class Ledger:
             (self.schema, names),
         ).fetchone()
         # The column came later than its table.
-        complete = row == (len(names), 1)
+        complete = row == (len(names), 1) and (not self.catalog or self._is_fenced(connection))
         return complete and self.find_markers(connection) is not None
+
+    def _is_fenced(self, connection: Connection) -> bool:
+        """Whether the catalog has the trigger that refuses a replaced attempt."""
+        row = connection.execute(
+            "SELECT EXISTS (SELECT FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid"
+            " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s"
+            " AND c.relname = 'iceberg_tables' AND t.tgname = 'refuse_stale_attempt')",
+            (self.schema,),
+        ).fetchone()
+        return bool(row and row[0])
 
     def _create(self, connection: Connection) -> None:
         try:

@@ -51,6 +51,14 @@ class StagedFolders:
             return []
         return [StagedFolder(*row) for row in rows]
 
+    def of_table(self, connection: Connection, table: str | None) -> list[StagedFolder]:
+        """What is left behind for a table, or for any."""
+        try:
+            rows = connection.execute(self._statement("folders_of_table"), {"table": table})
+        except (pg.UndefinedTable, pg.InvalidSchemaName):
+            return []
+        return [StagedFolder(*row) for row in rows]
+
     def attempts(self, connection: Connection, table: str) -> list[str]:
         """Attempts that may have left something behind for a table."""
         try:

@@ -92,6 +92,11 @@ class LakeTable:
     def main(self) -> int | None:
         return self.refs.get(MAIN)
 
+    @property
+    def branches(self) -> tuple[str, ...]:
+        """The branches of our attempts, at work or left over."""
+        return tuple(name for name in sorted(self.refs) if attempt_of(name) is not None)
+
     def field(self, name: str) -> Field | None:
         return next((one for one in self.fields if one.name == name), None)
 
@@ -156,6 +161,11 @@ def spark_type(iceberg_type: str) -> str:
     if match := _DECIMAL.match(iceberg_type):
         return f"decimal({match[1]},{match[2]})"
     return _SPARK_TYPES.get(iceberg_type, iceberg_type)
+
+
+def lake_resource(catalog: str, relation: Relation) -> str:
+    """What a job on a lake's table locks, by whatever name its catalog is called."""
+    return f"iceberg:{catalog}/{relation}"
 
 
 def ledger_schema(project: str, connection: str, catalog: str) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from tidegate.model.group import TargetTemplate
 from tidegate.model.identity import DatabaseIdentity, pipeline_name, resource_name
+from tidegate.model.lake import lake_resource
 from tidegate.model.relation import Relation
 
 # The last part may be the quoted name of a table with dots.
@@ -28,10 +29,18 @@ class RecordedSync:
 
 @dataclass(frozen=True, slots=True)
 class StateTable:
-    """The table of a watermark, in the database of its ledger."""
+    """The table of a watermark, in the database of its ledger or in the lake of this catalog."""
 
     database: DatabaseIdentity
     relation: Relation
+    catalog: str | None = None
+
+    @property
+    def resource(self) -> str:
+        """What a job on it locks."""
+        if self.catalog is not None:
+            return lake_resource(self.catalog, self.relation)
+        return resource_name(self.database, self.relation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +78,8 @@ class Ownership:
         """The projects whose jobs had this name; none where no job is left."""
         syncs = self.recorded.get(pipeline, frozenset())
         if table is not None:
-            resource = resource_name(table.database, table.relation)
             # A restored database has another identity, and then the name has to do.
-            syncs = frozenset(one for one in syncs if one.resource == resource) or syncs
+            syncs = frozenset(one for one in syncs if one.resource == table.resource) or syncs
         return frozenset(one.project for one in syncs)
 
     def owns(self, pipeline: str, table: StateTable | None = None) -> bool:

@@ -10,6 +10,7 @@ from tidegate.errors import ControlMismatch
 from tidegate.ledger.fences import Fence, Fences
 from tidegate.model.identity import resource_name
 from tidegate.model.job import JobStatus
+from tidegate.model.lake import lake_resource
 from tidegate.model.plan import Lock
 from tidegate.model.sync import Sync
 from tidegate.pipeline.sessions import Sessions
@@ -18,8 +19,7 @@ from tidegate.postgres.catalog import database_identity
 
 def read_lock(sessions: Sessions, sync: Sync) -> Lock:
     """The lock as it stands now."""
-    target = sessions.target(sync.target.connection)
-    resource = resource_name(database_identity(target), sync.target.relation)
+    resource = _resource(sessions, sync)
     control = sessions.control()
     if control is None:
         return Lock(resource, free=True)
@@ -51,6 +51,14 @@ def refuse_other_plane(sessions: Sessions, sync: Sync) -> None:
             f"stop that one first, then hand the table over with: tidegate run {sync.name} "
             "--take-over",
         )
+
+
+def _resource(sessions: Sessions, sync: Sync) -> str:
+    """What a job would lock; told without a control plane, which the first job makes."""
+    name, relation = sync.target.connection, sync.target.relation
+    if sessions.context.is_lake(name):
+        return lake_resource(sessions.context.catalog(name).identity, relation)
+    return resource_name(database_identity(sessions.target(name)), relation)
 
 
 def _fence(sessions: Sessions, sync: Sync) -> Fence | None:

@@ -47,8 +47,9 @@ from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.changed import refuse_changed, refuse_moved
 from tidegate.pipeline.context import Context
-from tidegate.pipeline.declaration import passthrough_shape, resolve_source
+from tidegate.pipeline.declaration import lake_shape, passthrough_shape, resolve_source
 from tidegate.pipeline.expansion import Expansion
+from tidegate.pipeline.lake_target_plan import LakePlan, text_columns
 from tidegate.pipeline.loaded import pending_condition
 from tidegate.pipeline.lock import read_lock, refuse_other_plane
 from tidegate.pipeline.reading import bounded, count_rows, read_only
@@ -137,9 +138,16 @@ class _Planning:
         refuse_changed(watermark, source, sync)
         refuse_moved(context, self.sessions.control(), sync)
         refuse_other_plane(self.sessions, sync)
-        shape = None if sync.transform else passthrough_shape(target, source)
+        lake = LakePlan.read(context, sync) if context.is_lake(sync.target.connection) else None
+        shape: Shape | None = None
+        if sync.transform is None:
+            shape = passthrough_shape(target, source) if lake is None else lake_shape(source)
         loaded = Loaded.recorded(watermark.declaration, source.table.column_names)
-        target_plan = _plan_target(target, sync, shape, watermark, loaded)
+        target_plan = (
+            _plan_target(target, sync, shape, watermark, loaded)
+            if lake is None
+            else lake.target(shape, watermark)
+        )
         memory = self.sessions.memory(sync.pipeline)
         horizon = read_horizon(connection, source.cursor, memory, may_wait=False)
         stamp = read_stamp(connection, source)
@@ -161,6 +169,8 @@ class _Planning:
         if watermark.is_refreshing:
             warnings.append(FINISHES_REFRESH)
         warnings += target_plan.notes
+        if lake is not None and shape is not None:
+            warnings += text_columns(source)
         rate = self._rows_per_second()
         return SyncPlan(
             sync=sync.name,
@@ -193,7 +203,9 @@ class _Planning:
             next_batch=batch,
             partitions=len(statements),
             statements=statements,
-            publish=_publish_statement(context, target, sync, shape, target_plan, batch),
+            publish=_publish_statement(context, target, sync, shape, target_plan, batch)
+            if lake is None
+            else lake.publish(shape, batch),
             target_table=target_plan,
             lock=read_lock(self.sessions, sync),
             expected_seconds=rows / rate if rate and rows else None,
@@ -273,13 +285,15 @@ class _Planning:
     ) -> tuple[str, ...]:
         if batch is None:
             return ()
+        context, sync = self.sessions.context, self.sync
+        typed = sync.transform is not None or context.is_lake(sync.target.connection)
         return tuple(
             source.read_statements(
                 connection,
                 batch,
-                passed_columns(source) if self.sync.transform is None else typed_columns(source),
-                partitions=self.sync.partitions,
-                parallelism=expected_parallelism(self.sessions.context.settings.spark),
+                typed_columns(source) if typed else passed_columns(source),
+                partitions=sync.partitions,
+                parallelism=expected_parallelism(context.settings.spark),
             )
         )
 

@@ -149,11 +149,24 @@ class SparkSessions:
         with _stderr_to(logs / "spark-console.log"):
             try:
                 return self._build()
+            except TidegateError:
+                raise
             except Exception as error:
                 raise TidegateError(
                     f"Spark did not start: {_reason(error)}",
-                    f"see {logs / 'spark-console.log'}, and try: tidegate doctor",
+                    f"see {logs / 'spark-console.log'}, and try: tidegate doctor"
+                    + self._about_packages(),
                 ) from error
+
+    def _about_packages(self) -> str:
+        """What is fetched over the network is the first thing to fail without one."""
+        packages = self._conf().get("spark.jars.packages")
+        if not packages:
+            return ""
+        return (
+            f"; it had to fetch {packages}: without a network bring the files here and name them "
+            'in [spark.conf], "spark.jars" = "FILE,FILE"'
+        )
 
     def _build(self) -> SparkSession:
         from pyspark.sql import SparkSession

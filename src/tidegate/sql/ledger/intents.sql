@@ -17,6 +17,17 @@ SELECT update_id, attempt_id, fence, base_snapshot_id, snapshot_id, move, repeat
 FROM {schema}.intents WHERE target_table = %(table)s
 ORDER BY noted_at, attempt_id
 
+-- name: forget_intents
+-- Whatever loads of a pipeline were about to be published, they are forgotten.
+DELETE FROM {schema}.intents
+WHERE target_table = %(table)s AND move ->> 'pipeline' = %(pipeline)s
+
+-- name: forget_own_intents
+-- The same, of many pipelines and their tables.
+DELETE FROM {schema}.intents
+WHERE (move ->> 'pipeline', target_table) IN (
+    SELECT * FROM unnest(%(pipelines)s::text[], %(tables)s::text[]))
+
 -- name: settle_intents
 -- A load is in and recorded, whichever attempt it was.
 DELETE FROM {schema}.intents WHERE target_table = %(table)s AND update_id = %(update_id)s

@@ -24,3 +24,8 @@ SELECT DISTINCT attempt_id FROM {schema}.staged_folders WHERE target_table = %(t
 -- driver that was killed and may still write: its folders are looked at again for an hour.
 DELETE FROM {schema}.staged_folders WHERE attempt_id = %(attempt_id)s
 AND (%(alive)s OR noted_at < now() - interval '1 hour')
+
+-- name: folders_of_table
+-- What all attempts have left behind for a table, or for any.
+SELECT folder, attempt_id, location, adopted FROM {schema}.staged_folders
+WHERE %(table)s::text IS NULL OR target_table = %(table)s ORDER BY noted_at
