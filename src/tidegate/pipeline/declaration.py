@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import psycopg
 from psycopg import sql
@@ -33,12 +33,12 @@ SECONDS_PER_DAY = 86_400
 
 def resolve_source(connection: Connection, sync: Sync) -> PostgresSource:
     """The source as it can be read; refuses what is wrong or unsafe before anything is written."""
-    _check_supported(sync)
+    check_supported(sync)
     table = _describe(connection, sync)
     columns = _resolve_columns(table, sync)
     key = _resolve_key(table, sync)
     cursor = _resolve_cursor(connection, table, sync)
-    _check_loaded(sync, columns, key)
+    check_loaded(sync, [column.name for column in columns], key)
     _check_layout(sync, columns)
     source = PostgresSource(
         table=table,
@@ -95,7 +95,8 @@ def lake_shape(source: PostgresSource) -> Shape:
     return Shape(columns, source.key, cursor, unique)
 
 
-def _check_supported(sync: Sync) -> None:
+def check_supported(sync: Sync) -> None:
+    """Refuse what no source can do."""
     if sync.refused is not None:
         raise sync.refused
     long = next(
@@ -214,9 +215,8 @@ def _resolve_columns(table: Table, sync: Sync) -> tuple[Column, ...]:
     return tuple(column for column in table.columns if column.name not in sync.exclude_columns)
 
 
-def _check_loaded(sync: Sync, columns: tuple[Column, ...], key: tuple[str, ...]) -> None:
+def check_loaded(sync: Sync, names: Collection[str], key: tuple[str, ...]) -> None:
     """What identifies and orders the rows of the target must be among its columns."""
-    names = {column.name for column in columns}
     for name in key:
         if name not in names:
             raise DeclarationError(

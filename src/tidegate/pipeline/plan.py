@@ -47,6 +47,7 @@ from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.changed import refuse_changed, refuse_moved
 from tidegate.pipeline.context import Context
+from tidegate.pipeline.course import FINISHES_REFRESH
 from tidegate.pipeline.declaration import passthrough_shape, resolve_source
 from tidegate.pipeline.expansion import Expansion
 from tidegate.pipeline.loaded import pending_condition
@@ -55,7 +56,7 @@ from tidegate.pipeline.reading import bounded, count_rows, read_only
 from tidegate.pipeline.sessions import Sessions
 from tidegate.pipeline.stage import passed_columns, typed_columns
 from tidegate.pipeline.stamp import combine, read_stamp
-from tidegate.pipeline.sync import FINISHES_REFRESH, refuse_duplicates, tolerates_duplicates
+from tidegate.pipeline.sync import refuse_duplicates, tolerates_duplicates
 from tidegate.postgres.catalog import describe_table, is_empty
 from tidegate.postgres.connect import Connection, translate
 from tidegate.postgres.identifiers import qualified

@@ -22,8 +22,9 @@ from tidegate.model.load import LoadResult
 from tidegate.model.sync import Sync
 from tidegate.pipeline.changed import refuse_moved
 from tidegate.pipeline.context import Context
+from tidegate.pipeline.course import SyncOutcome
 from tidegate.pipeline.declaration import resolve_source
-from tidegate.pipeline.sync import SyncOutcome, SyncWork
+from tidegate.pipeline.sync import SyncWork
 from tidegate.postgres.connect import Connection, translate
 from tidegate.runtime.attempt import LiveAttempt
 from tidegate.runtime.claiming import Claimed, claim_table, table_resource
