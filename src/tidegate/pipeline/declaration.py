@@ -39,7 +39,7 @@ def resolve_source(connection: Connection, sync: Sync) -> PostgresSource:
     key = _resolve_key(table, sync)
     cursor = _resolve_cursor(connection, table, sync)
     check_loaded(sync, [column.name for column in columns], key)
-    _check_layout(sync, columns)
+    check_layout(sync, [column.name for column in columns])
     source = PostgresSource(
         table=table,
         columns=columns,
@@ -155,10 +155,10 @@ def refuse_in_lake(rules: Rules, key: tuple[str, ...] | None, what: str) -> None
         )
 
 
-def _check_layout(sync: Sync, columns: tuple[Column, ...]) -> None:
+def check_layout(sync: Sync, names: Collection[str]) -> None:
+    """What a table of a lake is laid out by must be among its columns."""
     if sync.transform is not None:
         return
-    names = [column.name for column in columns]
     for name in sync.layout.columns:
         if name not in names:
             raise DeclarationError(

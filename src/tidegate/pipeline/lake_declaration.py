@@ -13,7 +13,7 @@ from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.changed import refuse_other
 from tidegate.pipeline.context import Context
-from tidegate.pipeline.declaration import check_loaded, check_supported, nearest
+from tidegate.pipeline.declaration import check_layout, check_loaded, check_supported, nearest
 from tidegate.sources.lake import LakeSource
 
 
@@ -30,7 +30,9 @@ def resolve_lake_source(context: Context, sync: Sync) -> LakeSource:
         )
     columns = _resolve_columns(table, sync)
     key = _resolve_key(table, sync)
-    check_loaded(sync, [one.name for one in columns], key)
+    names = [one.name for one in columns]
+    check_loaded(sync, names, key)
+    check_layout(sync, names)
     return LakeSource(
         catalog=catalog,
         table=table,

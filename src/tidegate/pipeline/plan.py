@@ -50,6 +50,7 @@ from tidegate.pipeline.context import Context
 from tidegate.pipeline.course import FINISHES_REFRESH
 from tidegate.pipeline.declaration import passthrough_shape, resolve_source
 from tidegate.pipeline.expansion import Expansion
+from tidegate.pipeline.lake_plan import plan_lake_sync
 from tidegate.pipeline.loaded import pending_condition
 from tidegate.pipeline.lock import read_lock, refuse_other_plane
 from tidegate.pipeline.reading import bounded, count_rows, read_only
@@ -110,6 +111,8 @@ def _plan_group(expansion: Expansion) -> GroupPlan:
 def plan_sync(sessions: Sessions, sync: Sync) -> SyncPlan:
     """Plan one sync; raises what a run would raise before it writes anything."""
     try:
+        if sessions.context.is_lake(sync.source.connection):
+            return plan_lake_sync(sessions, sync)
         return _Planning(sessions, sync).plan()
     except psycopg.Error as error:
         raise translate(error, f"planning {sync.name}") from error

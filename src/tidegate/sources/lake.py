@@ -100,6 +100,14 @@ class LakeSource:
             is_last=len(taken) == len(waiting),
         )
 
+    def waiting_rows(self, table: LakeTable, value: str | None) -> int:
+        """About how many rows are not loaded yet."""
+        if value == (None if table.main is None else str(table.main)):
+            return 0
+        if value is None or self.mode is Mode.REPLACE:
+            return table.rows()
+        return added(self.waiting(table, value))
+
     def whole_batch(self, table: LakeTable, kind: BatchKind) -> Batch:
         """Everything that main holds now."""
         high = None if table.main is None else str(table.main)
