@@ -103,7 +103,8 @@ def open_lake(
     make_place: MakePlace, spark: SparkSessions, *syncs: Mapping[str, Any], **options: Any
 ) -> Iterator[Lake]:
     """A project with these syncs; its table is not made yet."""
-    place = make_place(*(syncs or (KEYED,)), databases=2, **options)
+    default = () if "pipelines" in options else (KEYED,)
+    place = make_place(*(syncs or default), databases=2, **options)
     declare_lakes(place)
     project = place.open(spark)
     project.context.ledger("lake").ensure()

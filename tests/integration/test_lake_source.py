@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from integration.commands import tidegate
 from integration.conftest import MakePlace
-from integration.lake_sources import KEYED, Lake, open_lake
+from integration.lake_sources import COLUMNS, COPIED, KEYED, Lake, declare_lakes, open_lake
 from tidegate.errors import DeclarationError, SnapshotGone
 from tidegate.spark.session import SparkSessions
 
@@ -173,3 +174,189 @@ def test_append_adds_what_is_new_and_refuses_what_is_gone(
             lake.run_without_spark()
         lake.run(full_refresh=True)
         assert_caught_up(lake)
+
+
+def test_delete_insert_takes_what_is_gone_along(
+    make_place: MakePlace, warm_spark: SparkSessions
+) -> None:
+    with open_lake(make_place, warm_spark, {**KEYED, "mode": "delete_insert"}) as lake:
+        lake.create()
+        lake.insert(1, 2, 3)
+        lake.run()
+        lake.sql("UPDATE T SET status = 'paid' WHERE id = 2", "DELETE FROM T WHERE id = 3")
+        assert [load.rows for load in lake.run().loads] == [2]
+        assert_caught_up(lake)
+
+
+def test_columns_follow_their_numbers_whatever_they_are_called(
+    make_place: MakePlace, warm_spark: SparkSessions
+) -> None:
+    declared = {**KEYED, "exclude_columns": ["secret"]}
+    with open_lake(make_place, warm_spark, declared) as lake:
+        lake.create(f"{COLUMNS}, old string, secret string")
+        lake.sql("INSERT INTO T VALUES (1, 'new', 1, 'a', 'x'), (2, 'new', 2, 'b', 'x')")
+        lake.sql(
+            "ALTER TABLE T RENAME COLUMN old TO note",
+            "ALTER TABLE T ADD COLUMN added int",
+            "ALTER TABLE T ALTER COLUMN id TYPE bigint",
+        )
+        columns = "id, status, total, note, added"
+        lake.run()
+        assert lake.target(columns) == lake.source(columns)
+        lake.sql(
+            "UPDATE T SET note = 'c', added = 7 WHERE id = 1",
+            "ALTER TABLE T RENAME COLUMN added TO counted",
+            "DELETE FROM T WHERE id = 2",
+            "INSERT INTO T VALUES (3, 'new', 3, 'd', 'x', 8)",
+        )
+        lake.run()
+        assert lake.target("id, note, counted") == lake.source("id, note, counted")
+        assert (
+            lake.place.target.execute(
+                "SELECT FROM information_schema.columns"
+                " WHERE table_name = 'orders' AND column_name = 'secret'"
+            )
+            == []
+        )
+
+
+TRANSFORMED = """
+import tidegate as tg
+from prices import doubled
+
+@tg.sync(source="lake:raw.orders", target="warehouse:raw.orders", key="id")
+def orders(df):
+    from pyspark.sql.functions import col, udf
+
+    twice = udf(doubled, "decimal(12,2)")
+    kept = df.where("status <> 'hidden'").withColumn("total", twice("total"))
+    return kept.withColumn("first", col("tags")[0]).drop("tags")
+"""
+
+
+def test_a_transformation_sees_what_is_there_and_deletes_pass_it(
+    make_place: MakePlace, warm_spark: SparkSessions
+) -> None:
+    with open_lake(make_place, warm_spark, pipelines=TRANSFORMED) as lake:
+        (lake.place.folder / "prices.py").write_text("def doubled(x): return x * 2\n")
+        lake.create(f"{COLUMNS}, tags array<string>")
+        lake.sql(
+            "INSERT INTO T VALUES (1, 'new', 1, array('a', 'b')), (2, 'hidden', 2, NULL),"
+            " (3, 'new', 3, array('c'))"
+        )
+        lake.run()
+        expected = "id, CAST(total * 2 AS decimal(12,2)), tags[0]"
+        visible = "lake.raw.orders WHERE status <> 'hidden'"
+        for _ in range(2):
+            rows = lake.session.run(f"SELECT {expected} FROM {visible}")
+            assert lake.target("id, total, first") == sorted(rows, key=repr)
+            lake.sql(
+                "DELETE FROM T WHERE id IN (2, 3)",
+                "UPDATE T SET tags = array('z') WHERE id = 1",
+                "INSERT INTO T VALUES (4, 'new', 4, NULL)",
+            )
+            lake.run()
+        assert lake.run_without_spark().found_nothing
+
+
+def test_a_lake_is_copied_into_another(make_place: MakePlace, warm_spark: SparkSessions) -> None:
+    with open_lake(make_place, warm_spark, COPIED) as lake:
+        lake.create()
+        lake.insert(1, 2, 3)
+        lake.run()
+        assert lake.copy() == lake.source()
+        lake.insert(4, 5)
+        assert [load.rows for load in lake.run().loads] == [2]
+        assert lake.copy() == lake.source()
+        report = lake.run_without_spark()
+        assert report.found_nothing
+        assert report.watermark == str(lake.table.main)
+        lake.sql("DELETE FROM T WHERE id < 3", "UPDATE T SET status = 'paid' WHERE id = 4")
+        lake.run()
+        assert lake.copy() == lake.source()
+        assert lake.run_without_spark().found_nothing
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ({"cursor": "id"}, "snapshots order it"),
+        ({"where": "id > 1"}, "where is not available there"),
+        ({"source": "lake", "query": "SELECT 1"}, "a query cannot be read from"),
+        ({"duplicates": "newest"}, 'duplicates = "newest" means nothing'),
+        ({"mode": "append"}, "without looking at a key"),
+        ({"changes": "cdc"}, 'changes = "cdc" is not available'),
+        ({}, "table raw.orders does not exist in lake lake"),
+    ],
+)
+def test_what_a_lake_cannot_do_is_refused_before_anything_is_written(
+    make_place: MakePlace, declared: dict[str, str], said: str
+) -> None:
+    place = make_place({**KEYED, **declared})
+    declare_lakes(place)
+    for command in ("run", "plan"):
+        done = tidegate(place.folder, command, "orders")
+        assert done.code == (1 if not declared and command == "run" else 2)
+        assert said in done.err
+
+
+def test_keys_and_columns_are_checked_against_the_table(
+    make_place: MakePlace, warm_spark: SparkSessions
+) -> None:
+    plain = {"source": KEYED["source"], "target": KEYED["target"]}
+    syncs = [
+        {**plain, "name": "keyless", "columns": ["id"], "target": "warehouse:raw.a"},
+        {**plain, "name": "wrong", "key": "idd", "target": "warehouse:raw.b"},
+        {**plain, "name": "nested", "key": "id", "target": "warehouse:raw.c"},
+        {**plain, "name": "absent", "key": "id", "columns": ["note"], "target": "warehouse:raw.d"},
+        {**plain, "name": "flat", "exclude_columns": ["tags"], "target": "warehouse:raw.e"},
+        {**plain, "name": "many", "source": "lake:raw.*", "target": "warehouse:raw.{table}"},
+    ]
+    with open_lake(make_place, warm_spark, *syncs) as lake:
+        lake.create("id int NOT NULL, note string, tags array<string>")
+        lake.sql("INSERT INTO T VALUES (1, 'a', array('a'))")
+        for name, said in (
+            ("keyless", "has no identifier fields, and merge needs a key"),
+            ("wrong", "did you mean id?"),
+            ("nested", "column tags of raw.orders is list<string>"),
+            ("absent", "key column id is left out of the columns"),
+            ("many", "nor can a group have a lake as its source"),
+        ):
+            for command in ("run", "plan"):
+                done = tidegate(lake.place.folder, command, name)
+                assert (done.code, said in done.err) == (2, True), done
+        lake.sql("ALTER TABLE T SET IDENTIFIER FIELDS id")
+        assert lake.project.run("flat").rows == 1
+        assert lake.place.target.execute("SELECT id FROM raw.e") == [(1,)]
+
+
+def test_commands_tell_how_a_sync_from_a_lake_stands(
+    make_place: MakePlace, warm_spark: SparkSessions
+) -> None:
+    with open_lake(make_place, warm_spark, {**KEYED, "batch_rows": 2}) as lake:
+        folder = lake.place.folder
+        lake.create()
+        lake.insert(1, 2)
+        plan = tidegate(folder, "plan", "orders", "--json").document["plans"][0]
+        assert (plan["rows"], plan["batches"], plan["watermark"]) == (2, 1, None)
+        assert plan["source_snapshot"] == str(lake.table.main)
+        loaded = lake.run().watermark
+        assert loaded is not None
+        lake.insert(3, 4)
+        lake.insert(5)
+        plan = tidegate(folder, "plan", "orders", "--json").document["plans"][0]
+        assert (plan["rows"], plan["batches"], plan["snapshots"]) == (3, 2, 2)
+        said = tidegate(folder, "plan", "orders").out
+        assert f"main is at {lake.table.main}" in said
+        assert f"{loaded} (generation 0; 2 snapshots waiting)" in said
+        status = tidegate(folder, "status", "--json").document["syncs"][0]
+        assert (status["watermark"], status["lag"]["rows"]) == (loaded, 3)
+        assert status["problem"] is None
+        assert loaded in tidegate(folder, "watermark", "list").out
+        done = tidegate(folder, "watermark", "rewind", "orders", "--to-start", "--reason", "x")
+        assert (done.code, "not moved by hand" in done.err) == (2, True)
+        for command in (("verify", "orders"), ("why", "orders", "id=1"), ("adopt", "orders")):
+            done = tidegate(folder, *command)
+            assert (done.code, "is a lake" in done.said) == (2, True), done
+        lake.run()
+        assert "nothing new" in tidegate(folder, "plan", "orders").out

@@ -28,8 +28,8 @@ def resolve_lake_source(context: Context, sync: Sync) -> LakeSource:
             f"table {sync.source.relation} does not exist in lake {catalog.name}",
             nearest(str(sync.source.relation), (str(one) for one in list_tables(catalog))),
         )
-    columns = _resolve_columns(table, sync)
     key = _resolve_key(table, sync)
+    columns = _resolve_columns(table, sync)
     names = [one.name for one in columns]
     check_loaded(sync, names, key)
     check_layout(sync, names)
