@@ -10,7 +10,7 @@ from typing import Any
 
 from integration.conftest import MakePlace, Place, Rows
 from integration.without_spark import NoSpark
-from tidegate.lake.metadata import _embedded, read_table
+from tidegate.lake.metadata import read_metadata, read_table
 from tidegate.lake.session import LakeSession, lake_session
 from tidegate.model.lake import LakeTable
 from tidegate.model.relation import Relation
@@ -79,7 +79,7 @@ class Lake:
         from pyiceberg.io import load_file_io
         from pyiceberg.table import StaticTable
 
-        metadata = _embedded(self.project.context.catalog("other"), Relation("copy", "orders"))
+        metadata = read_metadata(self.project.context.catalog("other"), Relation("copy", "orders"))
         assert metadata is not None
         table = StaticTable(
             identifier=("copy", "orders"),

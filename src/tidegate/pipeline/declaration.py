@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 import psycopg
 from psycopg import sql
 
-from tidegate.errors import DeclarationError, SourceError
+from tidegate.errors import DeclarationError, SourceError, UsageError
 from tidegate.model.column import Column, RelationKind, Table
 from tidegate.model.cursor import CursorType, NullPolicy
 from tidegate.model.relation import MAX_NAME_BYTES, Relation
@@ -33,6 +33,11 @@ SECONDS_PER_DAY = 86_400
 
 def resolve_source(connection: Connection, sync: Sync) -> PostgresSource:
     """The source as it can be read; refuses what is wrong or unsafe before anything is written."""
+    if sync.lake_source:
+        raise UsageError(
+            f"sync {sync.name}: its source is a lake, which this command cannot read",
+            "run, plan and status can",
+        )
     check_supported(sync)
     table = _describe(connection, sync)
     columns = _resolve_columns(table, sync)

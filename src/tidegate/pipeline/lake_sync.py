@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.destinations.destination import Destination
 from tidegate.destinations.lake import LakeDestination
-from tidegate.errors import DeclarationError
+from tidegate.errors import DeclarationError, LoadError, TidegateError
 from tidegate.failpoints import reach
 from tidegate.lake.session import LakeSession, lake_session
 from tidegate.model.batch import Batch, BatchKind
@@ -27,6 +27,7 @@ from tidegate.pipeline.load import Load, Prepare
 from tidegate.pipeline.stage import Staged, stage_rows
 from tidegate.pipeline.user_code import importable, user_code
 from tidegate.sources.lake import Changes, LakeSource
+from tidegate.spark.outcome import spark_reason
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -152,13 +153,22 @@ class LakeSyncWork:
     def _stage(self, table: LakeTable, batch: Batch, prepare: Prepare) -> Staged:
         fence = self.attempt.fence
         with lake_session(self.context.spark, self.source.catalog, fence.attempt_id) as session:
-            changes = self._transformed(session, self.source.changes(session, table, batch))
             what = (
                 f"the transformation of sync {self.sync.name}"
                 if self.sync.transform is not None
                 else f"sync {self.sync.name}"
             )
-            shape = self._shape(changes, what)
+            try:
+                changes = self._transformed(session, self.source.changes(session, table, batch))
+                shape = self._shape(changes, what)
+            except TidegateError:
+                raise
+            except Exception as error:
+                raise LoadError(
+                    f"sync {self.sync.name}: {self.sync.source} cannot be read: "
+                    f"{spark_reason(error)}",
+                    "run again; nothing was published",
+                ) from error
             prepare(shape)
             if batch.kind is BatchKind.FULL and batch.high is None:
                 return Staged(shape, ())

@@ -30,7 +30,7 @@ class Sessions:
             raise UsageError(
                 f'connection "{name}" is a lake, which this command cannot read as a source; nor '
                 "can a group have a lake as its source",
-                "declare each of its tables as a sync of its own; run, plan and status read it",
+                "declare each of its tables as a sync of its own; run, plan and status can read it",
             )
         return self._get("source", name)
 
