@@ -15,13 +15,24 @@ source = "source:public.orders"
 target = "lake:raw.orders"
 mode = "replace"
 """
+PIPELINES = """
+import tidegate as tg
+from unchanged_status import unchanged
+
+@tg.sync(source="lake:raw.orders", target="warehouse:raw.orders", key=["region", "id"],
+         batch_rows=10, partitions=2)
+def orders(df):
+    from pyspark.sql.functions import udf
+
+    return df.withColumn("status", udf(unchanged, "string")("status"))
+"""
 POINTS = ("stage.done", "publish.applied", "publish.committed")
 
 
 def make(make_scene: MakeScene) -> Scene:
-    """A source that goes into a lake, and from there into the warehouse."""
-    declared = {"source": "lake:raw.orders", "key": ["region", "id"], "cursor": None}
-    scene = make_scene(2, sync=declared, batch_rows=10)
+    """A source that goes into a lake, and from there through Python into the warehouse."""
+    scene = make_scene(2, pipelines=PIPELINES)
+    (scene.folder / "unchanged_status.py").write_text("def unchanged(status): return status\n")
     file = scene.folder / "tidegate.toml"
     text = file.read_text().replace(
         "[connections]\n", '[connections]\nlake = { type = "iceberg" }\n'
