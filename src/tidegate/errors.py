@@ -12,6 +12,7 @@ TidegateError
 │   ├── ChecksFailed          more rows fail their checks than the declaration allows
 │   └── StagingLost           staged rows vanished before publishing; stage again
 ├── SourceError               the source cannot be read as declared
+│   └── SnapshotGone          a lake no longer knows the snapshot that was loaded last
 ├── TransformError            the user's function failed or returned something unusable
 ├── LoadError                 a load failed; the message carries the cause
 ├── WatermarkMoved            somebody moved the watermark meanwhile; plan again
@@ -73,6 +74,12 @@ class ConnectionFailed(TidegateError):
 
 class SourceError(TidegateError):
     """The source cannot be read as declared."""
+
+
+class SnapshotGone(SourceError):
+    """What a lake's table has gone through since the last load cannot be told any more."""
+
+    permanent = True
 
 
 class DestinationError(TidegateError):

@@ -8,7 +8,7 @@ import pytest
 
 from integration.orders import CREATE, FILL, ORDERS, plan_one
 from tidegate.errors import TidegateError
-from tidegate.pipeline.sync import FINISHES_REFRESH
+from tidegate.pipeline.course import FINISHES_REFRESH
 from tidegate.project import Project
 
 APPEND = {**ORDERS, "mode": "append"}

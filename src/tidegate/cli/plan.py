@@ -113,6 +113,8 @@ def _key(plan: SyncPlan) -> str:
 
 
 def _cursor(plan: SyncPlan) -> str:
+    if plan.snapshots is not None:
+        return f"none: snapshots order it; main is at {plan.source_snapshot or 'none yet'}"
     if plan.cursor is None:
         return "none: everything is read each time"
     index = "indexed" if plan.cursor.indexed else "no index"
@@ -120,6 +122,9 @@ def _cursor(plan: SyncPlan) -> str:
 
 
 def _watermark(plan: SyncPlan) -> str:
+    if plan.snapshots is not None:
+        waiting = f"{plan.snapshots:,} snapshot{'s' if plan.snapshots != 1 else ''} waiting"
+        return f"{plan.watermark or 'at the start'} (generation {plan.generation}; {waiting})"
     if plan.cursor is None:
         return "loaded" if plan.version else "never loaded"
     return f"{plan.watermark or 'at the start'} (generation {plan.generation})"

@@ -27,6 +27,7 @@ from tidegate.model.watermark import Watermark
 from tidegate.pipeline.changed import refuse_changed
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import resolve_source
+from tidegate.pipeline.lake_declaration import refuse_changed_lake, resolve_lake_source
 from tidegate.pipeline.loaded import pending_condition
 from tidegate.pipeline.lock import read_lock
 from tidegate.pipeline.sessions import ReadMemory, Sessions
@@ -206,6 +207,8 @@ class _Look:
         return State(job.status.value)
 
     def _look_at_source(self, watermark: Watermark | None) -> tuple[Lag | None, HeldBack | None]:
+        if self.sessions.context.is_lake(self.sync.source.connection):
+            return self._look_at_lake(watermark), None
         connection = self.sessions.source(self.sync.source.connection)
         source = resolve_source(connection, self.sync)
         plane = self.sessions.context.plane
@@ -217,6 +220,13 @@ class _Look:
             refuse_changed(watermark, source, self.sync)
             lag = _lag(connection, source, watermark)
         return lag, _held_now(connection, source, watermark, horizon)
+
+    def _look_at_lake(self, watermark: Watermark | None) -> Lag | None:
+        source = resolve_lake_source(self.sessions.context, self.sync)
+        if watermark is None:
+            return None
+        refuse_changed_lake(watermark, source, self.sync)
+        return Lag(source.waiting_rows(source.table, watermark.value), False, None)
 
 
 def _lag(connection: Connection, source: PostgresSource, watermark: Watermark) -> Lag:

@@ -95,6 +95,12 @@ class SyncWatermark:
             )
 
     def _cursor_type(self, *, forward: bool) -> CursorType:
+        if self.context.is_lake(self.sync.source.connection):
+            raise UsageError(
+                f"the watermark of {self.sync.name} is a snapshot of {self.sync.source}, which is "
+                "not moved by hand",
+                f"to load everything again: tidegate run {self.sync.name} --full-refresh",
+            )
         with self.context.databases.connect(self.sync.source.connection) as connection:
             source = resolve_source(connection, self.sync)
         if source.cursor is None:

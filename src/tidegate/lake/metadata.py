@@ -95,15 +95,26 @@ def lake_table(relation: Relation, metadata: TableMetadata) -> LakeTable:
         refs={name: ref.snapshot_id for name, ref in metadata.refs.items()},
         is_plain=plain,
         properties=dict(metadata.properties),
+        identifier=tuple(
+            one.name
+            for one in metadata.schema().fields
+            if one.field_id in metadata.schema().identifier_field_ids
+        ),
+        schemas={
+            schema.schema_id: {one.field_id: one.name for one in schema.fields}
+            for schema in metadata.schemas
+        },
     )
 
 
 def _snapshot(found: Any) -> Snapshot:
-    summary = {}
+    summary, operation = {}, ""
     if found.summary is not None:
         operation = found.summary.operation.value
         summary = {"operation": operation, **found.summary.additional_properties}
-    return Snapshot(found.snapshot_id, found.parent_snapshot_id, summary)
+    return Snapshot(
+        found.snapshot_id, found.parent_snapshot_id, summary, operation, found.schema_id
+    )
 
 
 def _embedded(catalog: Catalog, relation: Relation) -> Table | None:

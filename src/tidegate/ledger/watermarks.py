@@ -102,6 +102,7 @@ class Watermarks:
                 "table": after.table,
                 "value": after.value,
                 "cursor_type": None if cursor_type is None else cursor_type.value,
+                "ordered": cursor_type is not None,
                 "position": position,
                 "rows": after.rows_synced - before.rows_synced,
                 "update_id": after.update_id,

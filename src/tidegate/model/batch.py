@@ -23,6 +23,8 @@ class BatchKind(StrEnum):
     """everything up to high; what is not in it leaves the target"""
     FRAME = "frame"
     """the rows of a DataFrame, which have no place in a source"""
+    SNAPSHOTS = "snapshots"
+    """what the commits of a lake's table changed after the snapshot low, up to high"""
 
 
 @dataclass(frozen=True, slots=True)

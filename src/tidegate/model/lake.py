@@ -20,6 +20,7 @@ PICKED_ID = "published-wap-id"
 EMBEDDED = "embedded"
 
 _BRANCH = "tidegate_"
+_APPEND, _REPLACE = "append", "replace"
 _SPARK_TYPES = {
     "boolean": "boolean",
     "int": "int",
@@ -43,6 +44,18 @@ class Snapshot:
     snapshot_id: int
     parent_id: int | None
     summary: Mapping[str, str] = field(default_factory=dict)
+    operation: str = ""
+    schema_id: int | None = None
+
+    @property
+    def adds_only(self) -> bool:
+        """Whether no row that was there before has gone or changed."""
+        return self.operation in (_APPEND, _REPLACE)
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether only files were rewritten, as a compaction does."""
+        return self.operation == _REPLACE
 
     @property
     def update_id(self) -> str | None:
@@ -87,6 +100,10 @@ class LakeTable:
     is_plain: bool = True
     """neither partitioned nor sorted, so that any file may be added to it"""
     properties: Mapping[str, str] = field(default_factory=dict)
+    identifier: tuple[str, ...] = ()
+    """the columns that the table itself says identify a row"""
+    schemas: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
+    """the names that its columns have or had, by the number of the schema"""
 
     @property
     def main(self) -> int | None:
@@ -109,6 +126,22 @@ class LakeTable:
         while snapshot is not None:
             yield snapshot
             snapshot = self.snapshots.get(-1 if snapshot.parent_id is None else snapshot.parent_id)
+
+    def since(self, snapshot_id: int) -> list[Snapshot] | None:
+        """What main has gone through after a snapshot, oldest first; None if it is not known."""
+        found: list[Snapshot] = []
+        for snapshot in self.ancestors():
+            if snapshot.snapshot_id == snapshot_id:
+                return found[::-1]
+            found.append(snapshot)
+        return None
+
+    def names_at(self, snapshot_id: int) -> Mapping[int, str]:
+        """What its columns were called when a snapshot was made, by their numbers."""
+        snapshot = self.snapshots.get(snapshot_id)
+        number = None if snapshot is None else snapshot.schema_id
+        now = {one.field_id: one.name for one in self.fields}
+        return now if number is None else self.schemas.get(number, now)
 
     def is_cut(self, ref: str = MAIN) -> bool:
         """Whether the branch goes back to snapshots that have expired."""
@@ -166,6 +199,11 @@ def spark_type(iceberg_type: str) -> str:
 def lake_resource(catalog: str, relation: Relation) -> str:
     """What a job on a lake's table locks, by whatever name its catalog is called."""
     return f"iceberg:{catalog}/{relation}"
+
+
+def is_flat(spark_type: str) -> bool:
+    """Whether a type is one of those that every destination has an equal of."""
+    return spark_type in _SPARK_TYPES.values() or spark_type.startswith("decimal(")
 
 
 def ledger_schema(project: str, connection: str, catalog: str) -> str:

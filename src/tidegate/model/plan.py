@@ -90,6 +90,10 @@ class SyncPlan:
     """about how many rows the source has"""
     is_large: bool = False
     """whether it loads so much each time that it deserves a second thought"""
+    source_snapshot: str | None = None
+    """where main of a lake's table stands, if the source is one"""
+    snapshots: int | None = None
+    """how many snapshots of it wait to be loaded; None where the source is no lake"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tidegate.control.job_records import JobRecords
@@ -33,16 +34,7 @@ def refuse_changed(watermark: Watermark, source: PostgresSource, sync: Sync) -> 
     """Refuse to go on from a watermark that another source, cursor or key left."""
     if watermark.version == 0:
         return
-    before = watermark.declaration or {}
-    now = declaration(sync, source, before.get("columns"))
-    for name in ("source", "cursor", "key"):
-        if name in before and before[name] != now[name]:
-            raise DeclarationError(
-                f"sync {sync.name}: its {name} was {_words(before[name])} and is now "
-                f"{_words(now[name])}, but rows are loaded up to {watermark.value or 'now'} under "
-                "the old one",
-                _way_out(sync),
-            )
+    refuse_other(watermark, declaration(sync, source, None), sync)
     if source.cursor is None or watermark.value is None:
         return
     old, new = watermark.cursor_type, source.cursor.type.value
@@ -52,6 +44,21 @@ def refuse_changed(watermark: Watermark, source: PostgresSource, sync: Sync) -> 
             f"{source.cursor.name} is a {new}",
             f"to start again with this cursor: tidegate run {sync.name} --full-refresh",
         )
+
+
+def refuse_other(watermark: Watermark, now: Mapping[str, Any], sync: Sync) -> None:
+    """Refuse a sync that is not declared as it was when it loaded what is there."""
+    if watermark.version == 0:
+        return
+    before = watermark.declaration or {}
+    for name in ("source", "cursor", "key"):
+        if name in before and before[name] != now[name]:
+            raise DeclarationError(
+                f"sync {sync.name}: its {name} was {_words(before[name])} and is now "
+                f"{_words(now[name])}, but rows are loaded up to {watermark.value or 'now'} under "
+                "the old one",
+                _way_out(sync),
+            )
 
 
 def refuse_moved(context: Context, control: Connection | None, sync: Sync) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import psycopg
 from psycopg import sql
 
-from tidegate.errors import DeclarationError, SourceError
+from tidegate.errors import DeclarationError, SourceError, UsageError
 from tidegate.model.column import Column, RelationKind, Table
 from tidegate.model.cursor import CursorType, NullPolicy
 from tidegate.model.relation import MAX_NAME_BYTES, Relation
@@ -33,13 +33,18 @@ SECONDS_PER_DAY = 86_400
 
 def resolve_source(connection: Connection, sync: Sync) -> PostgresSource:
     """The source as it can be read; refuses what is wrong or unsafe before anything is written."""
-    _check_supported(sync)
+    if sync.lake_source:
+        raise UsageError(
+            f"sync {sync.name}: its source is a lake, which this command cannot read",
+            "run, plan and status can",
+        )
+    check_supported(sync)
     table = _describe(connection, sync)
     columns = _resolve_columns(table, sync)
     key = _resolve_key(table, sync)
     cursor = _resolve_cursor(connection, table, sync)
-    _check_loaded(sync, columns, key)
-    _check_layout(sync, columns)
+    check_loaded(sync, [column.name for column in columns], key)
+    check_layout(sync, [column.name for column in columns])
     source = PostgresSource(
         table=table,
         columns=columns,
@@ -95,7 +100,8 @@ def lake_shape(source: PostgresSource) -> Shape:
     return Shape(columns, source.key, cursor, unique)
 
 
-def _check_supported(sync: Sync) -> None:
+def check_supported(sync: Sync) -> None:
+    """Refuse what no source can do."""
     if sync.refused is not None:
         raise sync.refused
     long = next(
@@ -154,10 +160,10 @@ def refuse_in_lake(rules: Rules, key: tuple[str, ...] | None, what: str) -> None
         )
 
 
-def _check_layout(sync: Sync, columns: tuple[Column, ...]) -> None:
+def check_layout(sync: Sync, names: Collection[str]) -> None:
+    """What a table of a lake is laid out by must be among its columns."""
     if sync.transform is not None:
         return
-    names = [column.name for column in columns]
     for name in sync.layout.columns:
         if name not in names:
             raise DeclarationError(
@@ -214,9 +220,8 @@ def _resolve_columns(table: Table, sync: Sync) -> tuple[Column, ...]:
     return tuple(column for column in table.columns if column.name not in sync.exclude_columns)
 
 
-def _check_loaded(sync: Sync, columns: tuple[Column, ...], key: tuple[str, ...]) -> None:
+def check_loaded(sync: Sync, names: Collection[str], key: tuple[str, ...]) -> None:
     """What identifies and orders the rows of the target must be among its columns."""
-    names = {column.name for column in columns}
     for name in key:
         if name not in names:
             raise DeclarationError(

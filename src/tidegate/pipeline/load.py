@@ -5,49 +5,49 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from tidegate.destinations.destination import Destination
 from tidegate.destinations.publication import Publication
 from tidegate.errors import StagingLost
 from tidegate.failpoints import reach
-from tidegate.ledger.fences import Fence
+from tidegate.model.cursor import CursorType
 from tidegate.model.drift import record_columns
 from tidegate.model.load import LoadPlan, LoadResult, Published
 from tidegate.model.shape import Shape
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
-from tidegate.pipeline.changed import declaration
-from tidegate.pipeline.context import Context
-from tidegate.pipeline.stage import Reading, Staged, stage_batch
-from tidegate.postgres.connect import Connection
-from tidegate.sources.postgres import PostgresSource
+from tidegate.pipeline.course import Attempt
+from tidegate.pipeline.stage import Staged
 
 _STAGE_TRIES = 3
+
+
+Prepare = Callable[[Shape], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """What all loads of one attempt at one sync share."""
 
-    context: Context
     sync: Sync
-    source: PostgresSource
     destination: Destination
-    fence: Fence
-    actor: str
-    remaining_seconds: Callable[[], float]
-    check_alive: Callable[[], None]
+    attempt: Attempt
+    source_names: tuple[str, ...]
+    cursor_type: CursorType | None
+    declare: Callable[[Any], dict[str, Any]]
+    """what is remembered of the sync, given its columns"""
     staged: Callable[[int], None] = lambda _: None
     """is told of how many rows are staged, before they are published"""
 
     def run(
-        self, connection: Connection, snapshot_name: str, plan: LoadPlan, watermark: Watermark
+        self, stage: Callable[[Prepare], Staged], plan: LoadPlan, watermark: Watermark
     ) -> LoadResult:
-        """Move one batch, read from the given snapshot, into the target."""
+        """Move one batch into the target; `stage` says what its rows look like before they move."""
         started = time.monotonic()
         notes: dict[str, None] = {}
-        published = self._stage_and_publish(connection, snapshot_name, plan, watermark, notes)
-        self.destination.discard(self.fence.attempt_id)
+        published = self._stage_and_publish(stage, plan, watermark, notes)
+        self.destination.discard(self.attempt.fence.attempt_id)
         return LoadResult(
             update_id=plan.update_id,
             batch=plan.batch,
@@ -61,33 +61,18 @@ class Load:
 
     def _stage_and_publish(
         self,
-        connection: Connection,
-        snapshot_name: str,
+        stage: Callable[[Prepare], Staged],
         plan: LoadPlan,
         watermark: Watermark,
         notes: dict[str, None],
     ) -> Published:
-        rules = self.sync.rules
+        rules, fence = self.sync.rules, self.attempt.fence
 
         def prepare(shape: Shape) -> None:
             found = self.destination.prepare(
-                shape,
-                watermark,
-                rules,
-                fence=self.fence,
-                source_names=self.source.table.column_names,
+                shape, watermark, rules, fence=fence, source_names=self.source_names
             )
             notes.update(dict.fromkeys(found))
-
-        def stage() -> Staged:
-            return stage_batch(
-                Reading(
-                    self.context, self.sync, self.source, connection, snapshot_name, plan.batch
-                ),
-                self.destination,
-                attempt_id=self.fence.attempt_id,
-                prepare=prepare,
-            )
 
         def publication(staged: Staged) -> Publication:
             self.staged(sum(write.rows for write in staged.writes))
@@ -97,15 +82,17 @@ class Load:
                 shape=staged.shape,
                 writes=staged.writes,
                 watermark=watermark,
-                cursor_type=None if self.source.cursor is None else self.source.cursor.type,
-                fence=self.fence,
-                moved_by=self.actor,
-                remaining_seconds=self.remaining_seconds,
+                cursor_type=self.cursor_type,
+                fence=fence,
+                moved_by=self.attempt.actor,
+                remaining_seconds=self.attempt.remaining_seconds,
                 rules=rules,
-                declaration=declaration(self.sync, self.source, record_columns(staged.shape)),
+                declaration=self.declare(record_columns(staged.shape)),
             )
 
-        return stage_and_publish(self.destination, stage, publication, self.check_alive)
+        return stage_and_publish(
+            self.destination, lambda: stage(prepare), publication, self.attempt.check_alive
+        )
 
 
 def stage_and_publish(

@@ -47,8 +47,10 @@ from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.changed import refuse_changed, refuse_moved
 from tidegate.pipeline.context import Context
+from tidegate.pipeline.course import FINISHES_REFRESH
 from tidegate.pipeline.declaration import lake_shape, passthrough_shape, resolve_source
 from tidegate.pipeline.expansion import Expansion
+from tidegate.pipeline.lake_plan import plan_lake_sync
 from tidegate.pipeline.lake_target_plan import LakePlan, text_columns
 from tidegate.pipeline.loaded import pending_condition
 from tidegate.pipeline.lock import read_lock, refuse_other_plane
@@ -56,7 +58,7 @@ from tidegate.pipeline.reading import bounded, count_rows, read_only
 from tidegate.pipeline.sessions import Sessions
 from tidegate.pipeline.stage import passed_columns, typed_columns
 from tidegate.pipeline.stamp import combine, read_stamp
-from tidegate.pipeline.sync import FINISHES_REFRESH, refuse_duplicates, tolerates_duplicates
+from tidegate.pipeline.sync import refuse_duplicates, tolerates_duplicates
 from tidegate.postgres.catalog import describe_table, is_empty
 from tidegate.postgres.connect import Connection, translate
 from tidegate.postgres.identifiers import qualified
@@ -110,6 +112,8 @@ def _plan_group(expansion: Expansion) -> GroupPlan:
 def plan_sync(sessions: Sessions, sync: Sync) -> SyncPlan:
     """Plan one sync; raises what a run would raise before it writes anything."""
     try:
+        if sessions.context.is_lake(sync.source.connection):
+            return plan_lake_sync(sessions, sync)
         return _Planning(sessions, sync).plan()
     except psycopg.Error as error:
         raise translate(error, f"planning {sync.name}") from error

@@ -15,11 +15,11 @@ from tidegate.model.publish import Publish, PublishReport
 from tidegate.model.rules import Mode
 from tidegate.model.shape import Shape, StagedColumn
 from tidegate.pipeline.context import Context
+from tidegate.pipeline.course import Attempt
 from tidegate.pipeline.declaration import nearest, refuse_in_lake
 from tidegate.pipeline.lake_frames import lake_frame_shape
 from tidegate.pipeline.load import stage_and_publish
 from tidegate.pipeline.stage import Staged, stage_rows
-from tidegate.pipeline.sync import Attempt
 from tidegate.postgres.catalog import describe_table
 from tidegate.postgres.types import needs_text
 from tidegate.spark.frame import refuse_unreadable

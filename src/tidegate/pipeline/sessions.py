@@ -9,7 +9,7 @@ from types import TracebackType
 
 from tidegate.control.observations import Observations
 from tidegate.control.plane import ControlPlane
-from tidegate.errors import TidegateError
+from tidegate.errors import TidegateError, UsageError
 from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
 from tidegate.postgres.databases import CONTROL
@@ -26,6 +26,12 @@ class Sessions:
 
     def source(self, name: str) -> Connection:
         """A session of its own for reading, since a snapshot is held in it."""
+        if self.context.is_lake(name):
+            raise UsageError(
+                f'connection "{name}" is a lake, which this command cannot read as a source; nor '
+                "can a group have a lake as its source",
+                "declare each of its tables as a sync of its own; run, plan and status can read it",
+            )
         return self._get("source", name)
 
     def target(self, name: str) -> Connection:

@@ -4,81 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from tidegate.destinations.destination import Destination
-from tidegate.errors import DeclarationError, LoadError, WatermarkMoved
+from tidegate.errors import DeclarationError
 from tidegate.failpoints import reach
-from tidegate.ledger.fences import Fence
-from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.batch import Batch, BatchKind
-from tidegate.model.cursor import NullPolicy
+from tidegate.model.cursor import CursorType, NullPolicy
 from tidegate.model.horizon import Horizon
-from tidegate.model.identity import load_update_id
 from tidegate.model.load import LoadPlan, LoadResult
 from tidegate.model.rules import Duplicates, Mode
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.changed import declaration, refuse_changed
 from tidegate.pipeline.context import Context
-from tidegate.pipeline.load import Load
+from tidegate.pipeline.course import FINISHES_REFRESH, Attempt, Course, SyncOutcome
+from tidegate.pipeline.load import Load, Prepare
+from tidegate.pipeline.stage import Reading, Staged, stage_batch
 from tidegate.postgres.catalog import database_identity
 from tidegate.postgres.connect import Connection
 from tidegate.sources.horizon import Memory, read_horizon
 from tidegate.sources.postgres import PostgresSource, snapshot
-
-_REPLANS = 5
-
-
-class Attempt(Protocol):
-    """The hold that an attempt has on its job, as far as the work needs it."""
-
-    @property
-    def fence(self) -> Fence: ...
-
-    @property
-    def actor(self) -> str: ...
-
-    @property
-    def stored_plan(self) -> dict[str, Any] | None: ...
-
-    def store_plan(self, plan: dict[str, Any] | None) -> None: ...
-
-    def report(self, progress: dict[str, Any]) -> None: ...
-
-    def remaining_seconds(self) -> float: ...
-
-    def check_alive(self) -> None: ...
-
-
-@dataclass(slots=True)
-class SyncOutcome:
-    """What an attempt did."""
-
-    loads: list[LoadResult] = field(default_factory=list)
-    watermark: Watermark | None = None
-    horizon: Horizon | None = None
-    fingerprints: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def rows(self) -> int:
-        return sum(load.rows for load in self.loads)
-
-    @property
-    def changed(self) -> int:
-        return sum(load.changed for load in self.loads)
-
-    @property
-    def rejected(self) -> int:
-        return sum(load.rejected for load in self.loads)
-
-    @property
-    def notes(self) -> list[str]:
-        """What the loads had to say about the target, each thing once."""
-        return list(dict.fromkeys(note for load in self.loads for note in load.notes))
-
-
-FINISHES_REFRESH = "this finishes the full refresh that was begun and did not come to its end"
 
 
 @dataclass(slots=True)
@@ -99,6 +46,10 @@ class SyncWork:
     outcome: SyncOutcome = field(default_factory=SyncOutcome)
     _finishing: bool = False
 
+    @property
+    def _course(self) -> Course:
+        return Course(self.sync, self.destination, self.attempt, self.outcome, self.max_batches)
+
     def run(self) -> SyncOutcome:
         """Load until nothing is left below the horizon, or the limit of batches is reached."""
         self._check_key()
@@ -109,15 +60,7 @@ class SyncWork:
         if self.source.cursor is not None:
             self.destination.check_present(watermark)
         for plan_batch in self._phases(watermark):
-            replans = 0
-            while not self._limit_reached():
-                try:
-                    if not self._load_next(plan_batch):
-                        break
-                except WatermarkMoved:
-                    replans += 1
-                    if replans > _REPLANS:
-                        raise
+            self._course.follow(partial(self._load_next, plan_batch))
         self.outcome.watermark = self._watermark()
         return self.outcome
 
@@ -149,25 +92,14 @@ class SyncWork:
             return found
         if not self.full_refresh or self.attempt.stored_plan is not None:
             return found
-        watermarks, table = Watermarks(self.destination.ledger), str(self.destination.relation)
-        with self.destination.open() as connection, connection.transaction():
-            self.destination.fences.lock(connection, self.attempt.fence)
-            watermarks.lock(connection, self.sync.pipeline, table)
-            current = self._watermark()
-            columns = (current.declaration or {}).get("columns")
-            return watermarks.reset(
-                connection,
-                current,
-                None,
-                cursor_type=None if self.source.cursor is None else self.source.cursor.type,
-                new_generation=True,
-                moved_by=self.attempt.actor,
-                reason="full refresh",
-                declaration={
-                    **declaration(self.sync, self.source, columns),
-                    "refreshing": current.version + 1,
-                },
-            )
+        return self._course.begin_refresh(self._declare, self._cursor_type)
+
+    def _declare(self, columns: Any) -> dict[str, Any]:
+        return declaration(self.sync, self.source, columns)
+
+    @property
+    def _cursor_type(self) -> CursorType | None:
+        return None if self.source.cursor is None else self.source.cursor.type
 
     def _load_next(self, plan_batch: Callable[[Watermark, Horizon], Batch | None]) -> bool:
         """Plan and run one load; False when this phase has nothing more."""
@@ -182,21 +114,19 @@ class SyncWork:
             plan = self._plan(batch, watermark)
             self.attempt.store_plan(plan.to_json() | {"final": self._is_final(batch)})
             reach("batch.planned")
-            self._report("staging", batch.rows)
+            self._course.report("staging", batch.rows)
             load = Load(
-                context=self.context,
                 sync=self.sync,
-                source=self.source,
                 destination=self.destination,
-                fence=self.attempt.fence,
-                actor=self.attempt.actor,
-                remaining_seconds=self.attempt.remaining_seconds,
-                check_alive=self.attempt.check_alive,
-                staged=lambda rows: self._report("publishing", rows),
+                attempt=self.attempt,
+                source_names=self.source.table.column_names,
+                cursor_type=self._cursor_type,
+                declare=self._declare,
+                staged=lambda rows: self._course.report("publishing", rows),
             )
-            result = load.run(self.connection, snapshot_name, plan, watermark)
+            result = load.run(self._stage(snapshot_name, batch), plan, watermark)
         if result.already:
-            self._check_moved(plan)
+            self._course.check_moved(plan)
         if self._finishing and batch.kind is BatchKind.FULL:
             result = replace(result, notes=(*result.notes, FINISHES_REFRESH))
         if batch.kind is not BatchKind.LOOKBACK or batch.high == watermark.value:
@@ -208,54 +138,35 @@ class SyncWork:
         self.step(result)
         return not batch.is_last
 
+    def _stage(self, snapshot_name: str, batch: Batch) -> Callable[[Prepare], Staged]:
+        reading = Reading(
+            self.context, self.sync, self.source, self.connection, snapshot_name, batch
+        )
+
+        def stage(prepare: Prepare) -> Staged:
+            return stage_batch(
+                reading,
+                self.destination,
+                attempt_id=self.attempt.fence.attempt_id,
+                prepare=prepare,
+            )
+
+        return stage
+
     def _is_final(self, batch: Batch) -> bool:
         """Whether the job is done once this batch is in, as far as can be told beforehand."""
         if batch.kind is BatchKind.RANGE:
             return batch.is_last and self.source.null_policy is not NullPolicy.INCLUDE
         return batch.kind is BatchKind.NULLS or self.source.cursor is None
 
-    def _report(self, step: str, rows: int) -> None:
-        before = self.outcome
-        self.attempt.report(
-            {"step": step, "rows": rows, "loads": len(before.loads), "loaded": before.rows}
-        )
-
-    def _check_moved(self, plan: LoadPlan) -> None:
-        """A marker without its watermark would be met again and again."""
-        if self._watermark().version <= plan.version:
-            target = f"{self.sync.target.connection}:{self.destination.relation}"
-            raise LoadError(
-                f"{target} has a marker for {plan.update_id}, but no watermark says that it is "
-                "loaded: one of them was removed by hand",
-                f"if its rows are not there: tidegate marker forget {target} {plan.update_id}",
-            )
-
     def _plan(self, batch: Batch, watermark: Watermark) -> LoadPlan:
         identity = f"{database_identity(self.connection)}/{self.sync.source.relation}"
-        update_id = load_update_id(
-            pipeline=self.sync.pipeline,
-            source=identity,
-            target=str(self.destination.relation),
-            generation=watermark.generation,
-            version=watermark.version,
-            batch=batch,
-        )
-        return LoadPlan(update_id, batch, watermark.generation, watermark.version)
+        return self._course.plan(identity, batch, watermark)
 
     def _stored_batch(self) -> Callable[[Watermark, Horizon], Batch | None]:
         """The batch an earlier attempt at this job was at, if it is still to be done."""
-        stored = self.attempt.stored_plan
-        plan = None if stored is None else LoadPlan.from_json(stored)
-
-        def batch(watermark: Watermark, _: Horizon) -> Batch | None:
-            nonlocal plan
-            found, plan = plan, None
-            if found is None or self.destination.exists(found.update_id):
-                return None
-            # Another version, generation or declaration: what was planned then is not to be done.
-            return found.batch if self._plan(found.batch, watermark) == found else None
-
-        return batch
+        take = self._course.take_stored(self._plan)
+        return lambda watermark, _: take(watermark)
 
     def _once(
         self, kind: BatchKind, plan_batch: Callable[[Watermark, Horizon], Batch | None]
@@ -328,9 +239,6 @@ class SyncWork:
 
     def _watermark(self) -> Watermark:
         return self.destination.watermark(self.sync.pipeline)
-
-    def _limit_reached(self) -> bool:
-        return self.max_batches is not None and len(self.outcome.loads) >= self.max_batches
 
 
 def tolerates_duplicates(sync: Sync) -> bool:

@@ -22,14 +22,16 @@ from tidegate.model.load import LoadResult
 from tidegate.model.sync import Sync
 from tidegate.pipeline.changed import refuse_moved
 from tidegate.pipeline.context import Context
-from tidegate.pipeline.declaration import resolve_source
-from tidegate.pipeline.sync import SyncOutcome, SyncWork
+from tidegate.pipeline.course import SyncOutcome
+from tidegate.pipeline.lake_sync import LakeSyncWork
+from tidegate.pipeline.opening import Source, open_source
+from tidegate.pipeline.sync import SyncWork
 from tidegate.postgres.connect import Connection, translate
 from tidegate.runtime.attempt import LiveAttempt
 from tidegate.runtime.claiming import Claimed, claim_table, table_resource
 from tidegate.runtime.heartbeat import Heartbeat
 from tidegate.runtime.working import ClaimedWork
-from tidegate.sources.postgres import PostgresSource
+from tidegate.sources.lake import LakeSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class Runner:
     def run(self, sync: Sync, options: RunOptions | None = None) -> RunReport:
         """Run one sync to its horizon; refuses bad declarations before anything is written."""
         options = options or RunOptions()
-        with self._sessions(sync) as (source, source_session, control):
+        with self._sessions(sync) as (source, control):
             refuse_moved(self._context, control, sync)
             claimed = claim_table(
                 self._context,
@@ -100,23 +102,22 @@ class Runner:
                 actor=self._actor,
                 take_over=options.take_over,
             )
-            return self._work(sync, options, source, source_session, control, claimed)
+            return self._work(sync, options, source, control, claimed)
 
     def work(self, sync: Sync, claimed: Claimed, options: RunOptions) -> RunReport:
         """Work a job that was claimed from the queue; after an error it is put back there."""
-        with self._sessions(sync) as (source, source_session, control):
+        with self._sessions(sync) as (source, control):
             refuse_moved(self._context, control, sync)
-            return self._work(sync, options, source, source_session, control, claimed, retries=True)
+            return self._work(sync, options, source, control, claimed, retries=True)
 
     @contextmanager
-    def _sessions(self, sync: Sync) -> Iterator[tuple[PostgresSource, Connection, Connection]]:
+    def _sessions(self, sync: Sync) -> Iterator[tuple[Source, Connection]]:
         context = self._context
         try:
-            with context.databases.connect(sync.source.connection, "tidegate source") as session:
-                source = resolve_source(session, sync)
+            with open_source(context, sync) as source:
                 context.control_id()  # so that there is a control plane to connect to
                 with context.plane.connect() as control:
-                    yield source, session, control
+                    yield source, control
         except psycopg.Error as error:
             raise translate(error, f"sync {sync.name}") from error
 
@@ -124,8 +125,7 @@ class Runner:
         self,
         sync: Sync,
         options: RunOptions,
-        source: PostgresSource,
-        source_session: Connection,
+        source: Source,
         control: Connection,
         claimed: Claimed,
         *,
@@ -137,11 +137,25 @@ class Runner:
         records = JobRecords(self._context.plane)
 
         def work(attempt: LiveAttempt) -> dict[str, Any]:
+            step = partial(self._loaded, sync, attempt)
+            if isinstance(source, LakeSource):
+                LakeSyncWork(
+                    context=self._context,
+                    sync=sync,
+                    source=source,
+                    destination=destination,
+                    attempt=attempt,
+                    full_refresh=options.full_refresh,
+                    max_batches=options.max_batches,
+                    step=step,
+                    outcome=outcome,
+                ).run()
+                return _result(outcome)
             SyncWork(
                 context=self._context,
                 sync=sync,
-                source=source,
-                connection=source_session,
+                source=source.source,
+                connection=source.connection,
                 destination=destination,
                 attempt=attempt,
                 memory=Observations(self._context.plane, control, sync.pipeline),
@@ -150,7 +164,7 @@ class Runner:
                 ),
                 full_refresh=options.full_refresh,
                 max_batches=options.max_batches,
-                step=partial(self._loaded, sync, attempt),
+                step=step,
                 outcome=outcome,
             ).run()
             return _result(outcome)

@@ -13,7 +13,7 @@ from tidegate.model.job import PUBLISH, JobRequest, JobStatus, LockAt, Submissio
 from tidegate.model.sync import Sync
 from tidegate.pipeline.changed import refuse_moved
 from tidegate.pipeline.context import Context
-from tidegate.pipeline.declaration import resolve_source
+from tidegate.pipeline.opening import open_source
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.runner import RunOptions, sync_request
 
@@ -55,8 +55,8 @@ def submit_sync(
     context.control_id()  # so that there is a control plane to connect to
     with context.plane.connect() as control:
         refuse_draining(context.plane, control)
-        with context.databases.connect(sync.source.connection, "tidegate source") as source:
-            resolve_source(source, sync)
+        with open_source(context, sync):
+            pass
         refuse_moved(context, control, sync)
         request = replace(
             sync_request(context, sync, options),

@@ -111,11 +111,11 @@ class SparkSessions:
             return 4
         return int(self.get().sparkContext.defaultParallelism)
 
-    def ship(self, code: UserCode) -> None:
-        """Let the workers import the user's modules."""
-        session = self.get()
+    def ship(self, code: UserCode, separate: SparkSession | None = None) -> None:
+        """Let the workers import the user's modules, in this session or in a separate one."""
+        session, sent = (self.get(), self._sent) if separate is None else (separate, set())
         with self._shipping:
-            ship(session, code, self._sent, remote=self._settings.remote is not None)
+            ship(session, code, sent, remote=self._settings.remote is not None)
 
     def interrupt(self, attempt_id: str) -> None:
         """Give up the Spark work of one attempt, if there is any."""

@@ -24,6 +24,7 @@ ON CONFLICT DO NOTHING
 
 -- name: move_state
 -- Compare-and-set on version, never down; the cast makes Postgres compare as the cursor does.
+-- Snapshots have no order in their numbers: who moves from one to another has looked at the chain.
 UPDATE {schema}.etl_state
 SET high_watermark = %(value)s, cursor_type = %(cursor_type)s, position = %(position)s,
     version = version + 1, rows_synced = rows_synced + %(rows)s,
@@ -31,7 +32,8 @@ SET high_watermark = %(value)s, cursor_type = %(cursor_type)s, position = %(posi
     declaration = coalesce(%(declaration)s, declaration)
 WHERE pipeline_name = %(pipeline)s AND table_name = %(table)s
   AND version = %(version)s AND generation = %(generation)s
-  AND (high_watermark IS NULL OR high_watermark::{type} <= %(value)s::{type})
+  AND (high_watermark IS NULL OR high_watermark::{type} <= %(value)s::{type}
+       OR (NOT %(ordered)s AND %(value)s::text IS NOT NULL))
 
 -- name: reset_state
 -- A person's move: a new generation, so that everything replayed is a new load.

@@ -1,0 +1,238 @@
+"""One attempt at a sync from a lake: from the snapshot that was loaded last up to main."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tidegate.destinations.destination import Destination
+from tidegate.destinations.lake import LakeDestination
+from tidegate.errors import DeclarationError, LoadError, TidegateError
+from tidegate.failpoints import reach
+from tidegate.lake.session import LakeSession, lake_session
+from tidegate.model.batch import Batch, BatchKind
+from tidegate.model.lake import LakeTable
+from tidegate.model.load import LoadPlan, LoadResult
+from tidegate.model.rules import Mode
+from tidegate.model.shape import Shape, StagedColumn
+from tidegate.model.sync import Sync
+from tidegate.model.watermark import Watermark
+from tidegate.pipeline.context import Context
+from tidegate.pipeline.course import FINISHES_REFRESH, Attempt, Course, SyncOutcome
+from tidegate.pipeline.lake_declaration import lake_declaration, refuse_changed_lake
+from tidegate.pipeline.lake_frames import lake_frame_shape
+from tidegate.pipeline.load import Load, Prepare
+from tidegate.pipeline.stage import Staged, stage_rows
+from tidegate.pipeline.user_code import importable, user_code
+from tidegate.sources.lake import Changes, LakeSource
+from tidegate.spark.outcome import spark_reason
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+DELETED = "tidegate_deleted"
+PlanBatch = Callable[[LakeTable, Watermark], Batch | None]
+
+
+@dataclass(slots=True)
+class LakeSyncWork:
+    """The work of one attempt; `step` is told of every finished load."""
+
+    context: Context
+    sync: Sync
+    source: LakeSource
+    destination: Destination
+    attempt: Attempt
+    full_refresh: bool = False
+    max_batches: int | None = None
+    step: Callable[[LoadResult], None] = lambda _: None
+    outcome: SyncOutcome = field(default_factory=SyncOutcome)
+    _finishing: bool = False
+
+    @property
+    def _course(self) -> Course:
+        return Course(self.sync, self.destination, self.attempt, self.outcome, self.max_batches)
+
+    def run(self) -> SyncOutcome:
+        """Load until main is reached, or the limit of batches."""
+        watermark = self._begin()
+        refuse_changed_lake(watermark, self.source, self.sync)
+        if self.sync.mode is not Mode.REPLACE:
+            self.destination.check_present(watermark)
+        for plan_batch in self._phases():
+            self._course.follow(partial(self._load_next, plan_batch))
+        self.outcome.watermark = self._course.watermark()
+        return self.outcome
+
+    def _phases(self) -> Iterator[PlanBatch]:
+        if self.attempt.stored_plan is not None:
+            yield self._stored_batch()
+        if self.full_refresh or self.sync.mode is Mode.REPLACE:
+            yield self._whole_batch
+        if self.sync.mode is not Mode.REPLACE:
+            yield self._next_batch
+
+    def _begin(self) -> Watermark:
+        """As for any sync, a full refresh that was not finished is finished now."""
+        found = self._course.watermark()
+        if not self.full_refresh and found.is_refreshing:
+            self.full_refresh = self._finishing = True
+            return found
+        if not self.full_refresh or self.attempt.stored_plan is not None:
+            return found
+        return self._course.begin_refresh(self._declare, None)
+
+    def _declare(self, columns: Any) -> dict[str, Any]:
+        return lake_declaration(self.sync, self.source, columns)
+
+    def _load_next(self, plan_batch: PlanBatch) -> bool:
+        """Plan and run one load; False when this phase has nothing more."""
+        self.attempt.check_alive()
+        watermark = self._course.watermark()
+        table = self.source.read()
+        batch = plan_batch(table, watermark)
+        if batch is None:
+            return False
+        plan = self._plan(batch, watermark)
+        self.attempt.store_plan(plan.to_json() | {"final": batch.is_last})
+        reach("batch.planned")
+        self._course.report("staging", batch.rows)
+        load = Load(
+            sync=self.sync,
+            destination=self.destination,
+            attempt=self.attempt,
+            source_names=self.source.column_names,
+            cursor_type=None,
+            declare=self._declare,
+            staged=lambda rows: self._course.report("publishing", rows),
+        )
+        result = load.run(partial(self._stage, table, batch), plan, watermark)
+        if result.already:
+            self._course.check_moved(plan)
+        if self._finishing and batch.kind is BatchKind.FULL:
+            result = replace(result, notes=(*result.notes, FINISHES_REFRESH))
+        self.outcome.loads.append(result)
+        self.step(result)
+        return not batch.is_last
+
+    def _plan(self, batch: Batch, watermark: Watermark) -> LoadPlan:
+        return self._course.plan(self.source.identity, batch, watermark)
+
+    def _stored_batch(self) -> PlanBatch:
+        """What an earlier attempt was at, unless its snapshots have gone since."""
+        take = self._course.take_stored(self._plan)
+
+        def batch(table: LakeTable, watermark: Watermark) -> Batch | None:
+            found = take(watermark)
+            return found if found is not None and self.source.is_there(table, found) else None
+
+        return batch
+
+    def _whole_batch(self, table: LakeTable, watermark: Watermark) -> Batch | None:
+        """Everything, once: for a refresh, or because main is not where it was."""
+        if any(load.batch.kind is BatchKind.FULL for load in self.outcome.loads):
+            return None
+        found = self.source.whole_batch(table, BatchKind.FULL)
+        if self.full_refresh or watermark.version == 0 or watermark.value != found.high:
+            return found
+        # Somebody may have emptied or dropped the target meanwhile.
+        return None if found.rows == 0 or self.destination.holds_rows() else found
+
+    def _next_batch(self, table: LakeTable, watermark: Watermark) -> Batch | None:
+        value = watermark.value
+        if value is not None and value != str(table.main):
+            waiting = self.source.waiting(table, value)
+            if all(snapshot.changes_nothing for snapshot in waiting):
+                # Lest the snapshot that was loaded last expires, and nobody knows the way on.
+                self._course.pass_over(watermark, str(table.main))
+                return None
+        return self.source.next_batch(table, value)
+
+    def _stage(self, table: LakeTable, batch: Batch, prepare: Prepare) -> Staged:
+        fence = self.attempt.fence
+        with lake_session(self.context.spark, self.source.catalog, fence.attempt_id) as session:
+            what = (
+                f"the transformation of sync {self.sync.name}"
+                if self.sync.transform is not None
+                else f"sync {self.sync.name}"
+            )
+            try:
+                changes = self._transformed(session, self.source.changes(session, table, batch))
+                shape = self._shape(changes, what)
+            except TidegateError:
+                raise
+            except Exception as error:
+                raise LoadError(
+                    f"sync {self.sync.name}: {self.sync.source} cannot be read: "
+                    f"{spark_reason(error)}",
+                    "run again; nothing was published",
+                ) from error
+            prepare(shape)
+            if batch.kind is BatchKind.FULL and batch.high is None:
+                return Staged(shape, ())
+            # Each part is a session and a table in the destination, which has not so many to give.
+            parts = self.sync.partitions or self.context.spark.parallelism()
+            rows = joined(changes, self.source.key).coalesce(parts)
+            writes = stage_rows(
+                self.context,
+                self.destination,
+                self.sync.target,
+                shape,
+                rows,
+                fence.attempt_id,
+                what,
+            )
+        return Staged(shape, writes)
+
+    def _transformed(self, session: LakeSession, changes: Changes) -> Changes:
+        """The user's function sees the rows that are there; who is gone is told by its key."""
+        from tidegate.spark.transforming import apply_transform
+
+        transform = self.sync.transform
+        if transform is None:
+            return changes
+        code = user_code(self.context.settings)
+        self.context.spark.ship(code, session.spark)
+        with importable(code):
+            return replace(changes, rows=apply_transform(transform, changes.rows, self.sync.name))
+
+    def _shape(self, changes: Changes, what: str) -> Shape:
+        key = self.source.key
+        if isinstance(self.destination, LakeDestination):
+            shape = lake_frame_shape(changes.rows, what, key, None)
+        else:
+            shape = _postgres_shape(changes.rows, what, key, self.sync)
+        return shape if changes.gone is None else replace(shape, deleted=DELETED)
+
+
+def joined(changes: Changes, key: tuple[str, ...]) -> DataFrame:
+    """Rows and deletes as they are staged: the latter have a key, a flag, and nothing else."""
+    from pyspark.sql import functions as f
+
+    rows = changes.rows
+    if changes.gone is None:
+        return rows
+    kinds = {one.name: one.dataType for one in rows.schema.fields}
+    gone = changes.gone.toDF(*(f"k{index}" for index in range(len(key))))
+    columns = [
+        (f.col(f"k{key.index(name)}") if name in key else f.lit(None)).cast(kind).alias(name)
+        for name, kind in kinds.items()
+    ]
+    flagged = rows.withColumn(DELETED, f.lit(False))
+    return flagged.union(gone.select(*columns, f.lit(True).alias(DELETED)))
+
+
+def _postgres_shape(frame: DataFrame, what: str, key: tuple[str, ...], sync: Sync) -> Shape:
+    from tidegate.spark.transforming import frame_columns
+
+    columns = tuple(StagedColumn(name, kind, kind) for name, _, kind in frame_columns(frame, what))
+    names = {column.name for column in columns}
+    missing = next((name for name in key if name not in names), None)
+    if missing is not None:
+        raise DeclarationError(
+            f"sync {sync.name}: the transformation drops the key column {missing}",
+            "keep the key, or declare another with key = …",
+        )
+    return Shape(columns, key, None, key_is_unique=False)
