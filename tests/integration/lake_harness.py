@@ -21,6 +21,7 @@ from tidegate.destinations.lake import LakeDestination
 from tidegate.destinations.publication import Publication
 from tidegate.lake.catalog import Catalog
 from tidegate.lake.files import arrow_schema, write_file
+from tidegate.lake.metadata import HADOOP
 from tidegate.lake.session import LakeSession, lake_session
 from tidegate.ledger.fences import Fence
 from tidegate.ledger.ledger import Ledger
@@ -263,6 +264,10 @@ class LakeHarness:
         return StaticTable.from_metadata(self.metadata_location())
 
     def metadata_location(self) -> str:
+        if self.lake.catalog.kind == HADOOP:
+            location = Path(self.read().location.removeprefix("file:"))
+            files = (location / "metadata").glob("v*.metadata.json")
+            return str(max(files, key=lambda file: int(file.name.split(".")[0][1:])))
         return str(
             self.lake.backend.value(
                 f"SELECT metadata_location FROM {self.lake.tables}"

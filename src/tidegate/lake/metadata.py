@@ -12,6 +12,7 @@ from psycopg import sql
 
 from tidegate.errors import ConnectionFailed, DestinationError, SettingsError
 from tidegate.lake.catalog import Catalog
+from tidegate.lake.hadoop import list_folders, newest_metadata
 from tidegate.model.lake import EMBEDDED, Field, LakeTable, Snapshot, spark_type
 from tidegate.model.relation import Relation
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
 
-READABLE = frozenset({"rest", "hive", "glue", "dynamodb", "bigquery"})
+HADOOP = "hadoop"
+READABLE = frozenset({HADOOP, "rest", "hive", "glue", "dynamodb", "bigquery"})
 
 
 def read_table(catalog: Catalog, relation: Relation) -> LakeTable | None:
@@ -30,8 +32,9 @@ def read_table(catalog: Catalog, relation: Relation) -> LakeTable | None:
 
 def open_table(catalog: Catalog, relation: Relation) -> Table | None:
     """The table with its files within reach; None when there is none."""
-    find = _embedded if catalog.is_embedded else _other
-    return find(catalog, relation)
+    if catalog.is_embedded:
+        return _embedded(catalog, relation)
+    return _in_folders(catalog, relation) if catalog.kind == HADOOP else _other(catalog, relation)
 
 
 def read_metadata(catalog: Catalog, relation: Relation) -> TableMetadata | None:
@@ -55,6 +58,9 @@ def list_tables(catalog: Catalog) -> list[Relation]:
             except (pg.UndefinedTable, pg.InvalidSchemaName):
                 return []
         return [Relation(*row) for row in rows]
+    if catalog.kind == HADOOP:
+        warehouse = _warehouse(catalog)
+        return list_folders(file_io(catalog, warehouse), warehouse)
     found = _load(catalog)
     with _asking(catalog):
         return [
@@ -66,7 +72,7 @@ def list_tables(catalog: Catalog) -> list[Relation]:
 
 def list_namespaces(catalog: Catalog) -> list[str]:
     """The namespaces of the catalog; none where the embedded one is not made yet."""
-    if catalog.is_embedded:
+    if catalog.is_embedded or catalog.kind == HADOOP:
         return sorted({relation.schema for relation in list_tables(catalog)})
     found = _load(catalog)
     with _asking(catalog):
@@ -145,6 +151,23 @@ def _embedded(catalog: Catalog, relation: Relation) -> Table | None:
             f"the metadata of {catalog.name}:{relation} cannot be read: {type(error).__name__}",
             f"see that {row[0]} can be reached from here",
         ) from None
+
+
+def _in_folders(catalog: Catalog, relation: Relation) -> Table | None:
+    from pyiceberg.table import StaticTable
+
+    warehouse = _warehouse(catalog)
+    location = newest_metadata(file_io(catalog, warehouse), warehouse, relation)
+    return None if location is None else StaticTable.from_metadata(location, dict(catalog.options))
+
+
+def _warehouse(catalog: Catalog) -> str:
+    if "warehouse" not in catalog.options:
+        raise SettingsError(
+            f'connection "{catalog.name}": catalog = "{HADOOP}" needs the folder of its tables',
+            'add warehouse = "…" to the connection',
+        )
+    return catalog.options["warehouse"]
 
 
 def _other(catalog: Catalog, relation: Relation) -> Table | None:
