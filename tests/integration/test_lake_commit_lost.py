@@ -16,6 +16,7 @@ from acceptance.proxy import Cut, Proxy
 from acceptance.proxy import _read_message as read_message
 from integration.conftest import Database
 from integration.lake_harness import LakeHarness, lake_shape, make_lake, spelled_out
+from tidegate.destinations import lake_publishing
 from tidegate.errors import LoadError
 from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.rules import Mode, Rules
@@ -32,7 +33,8 @@ class CatalogProxy(Proxy):
     def __init__(self, port: int, cut: Cut) -> None:
         super().__init__(port, cut, "tidegate.attempt=")
         self.cut_at: int | None = None
-        self._seen = 0
+        self.before_cut: Callable[[], None] = lambda: None
+        self.seen = 0
 
     def _forward(
         self,
@@ -46,8 +48,8 @@ class CatalogProxy(Proxy):
             while True:
                 message = read_message(client)
                 if watched and message[:1] == b"P" and b"UPDATE" in message:
-                    self._seen += 1
-                    commits = self._seen == self.cut_at
+                    self.seen += 1
+                    commits = self.seen == self.cut_at
                     if commits and self._cut is Cut.BEFORE_COMMIT:
                         self.cuts += 1
                         return
@@ -61,6 +63,7 @@ class CatalogProxy(Proxy):
                 server.shutdown(socket.SHUT_WR)
                 while server.recv(65536):
                     pass
+                self.before_cut()
                 return
         finally:
             for line in (client, server):
@@ -68,7 +71,7 @@ class CatalogProxy(Proxy):
                     line.shutdown(socket.SHUT_RDWR)
 
 
-MakeProxied = Callable[[Cut], tuple[LakeHarness, CatalogProxy]]
+MakeProxied = Callable[..., tuple[LakeHarness, CatalogProxy]]
 
 
 @pytest.fixture
@@ -78,14 +81,14 @@ def make_proxied(
     """A maker of tables whose catalog is reached through a proxy."""
     made: list[CatalogProxy] = []
 
-    def make(cut: Cut) -> tuple[LakeHarness, CatalogProxy]:
+    def make(cut: Cut, mode: Mode = Mode.APPEND) -> tuple[LakeHarness, CatalogProxy]:
         proxy = CatalogProxy(server.port, cut)
         made.append(proxy)
         lake = make_lake(database, tmp_path, warm_spark)
         address = make_conninfo(spelled_out(database), port=proxy.port)
         lake = replace(lake, catalog=replace(lake.catalog, control=lambda: address))
-        shape = lake_shape(key="", unique=False)
-        return LakeHarness(lake, shape, Rules(mode=Mode.APPEND)), proxy
+        key = "" if mode is Mode.APPEND else "id"
+        return LakeHarness(lake, lake_shape(key=key, unique=bool(key)), Rules(mode=mode)), proxy
 
     yield make
     for proxy in made:
@@ -112,6 +115,10 @@ def assert_in_once(harness: LakeHarness) -> None:
     assert harness.rows() == ROWS
     assert harness.markers() == ["u"]
     assert (harness.watermark().version, harness.watermark().rows_synced) == (1, 2)
+    assert_readable(harness)
+
+
+def assert_readable(harness: LakeHarness) -> None:
     with harness.session() as session:
         # Every snapshot that main is made of can be read: no file of it was cleaned up.
         table = harness.lake.catalog.quoted(harness.destination.relation)
@@ -129,6 +136,34 @@ def test_a_commit_whose_answer_is_lost_is_neither_assumed_nor_made_twice(
     load_until_done(harness)
     assert proxy.cuts == 1
     assert_in_once(harness)
+
+
+@pytest.mark.parametrize("mode", [Mode.APPEND, Mode.MERGE])
+@pytest.mark.parametrize("external", [False, True])
+def test_a_commit_to_main_itself_is_not_repeated_when_its_answer_is_lost(
+    make_proxied: MakeProxied, monkeypatch: pytest.MonkeyPatch, mode: Mode, external: bool
+) -> None:
+    """The driver sends it again, and Iceberg takes its own first try for somebody else's."""
+    monkeypatch.setattr(lake_publishing, "_RACES", 0)
+    harness, proxy = make_proxied(Cut.BEFORE_ANSWER, mode)
+    table = harness.lake.catalog.quoted(harness.destination.relation)
+    first = [(7, "first", 0)]
+    fence = harness.attempt()
+    harness.publish(fence, harness.stage(fence, first), Batch(BatchKind.RANGE, None, "0"))
+    proxy.cut_at = proxy.seen + (3 if mode is Mode.APPEND else 2)
+    others = [(9, "external", 0)] if external else []
+
+    def insert() -> None:
+        if external:
+            with harness.session() as session:
+                session.run(f"INSERT INTO {table} VALUES (9, 'external', 0)")
+
+    proxy.before_cut = insert
+    load_until_done(harness)
+    assert proxy.cuts == 1
+    assert harness.rows() == [*ROWS, *first, *others]
+    assert harness.markers()[1:] == ["u"]
+    assert_readable(harness)
 
 
 @pytest.mark.parametrize("number", range(1, 5), ids=COMMITS)

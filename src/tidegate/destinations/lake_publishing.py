@@ -106,7 +106,7 @@ class LakePublishing:
             # Nothing was to be written, so there is nothing to be moved to.
             self._record(intent_of(publication, applied=applied))
         elif head is None or staged.snapshots[head].parent_id != base:
-            # A commit whose answer was lost may have been made twice.
+            # The branch holds more, or less, than the one commit of this load.
             raise LostRace
         else:
             intent = intent_of(publication, base, head, applied)

@@ -40,8 +40,9 @@ CREATE OR REPLACE TRIGGER refuse_stale_attempt
 BEFORE UPDATE OF metadata_location ON {schema}.iceberg_tables
 FOR EACH ROW EXECUTE FUNCTION {schema}.refuse_stale_attempt();
 
--- A driver that loses its connection at a commit sends it again, finds that the table has moved on,
--- by its own first try perhaps, and then adds its files a second time. Told by an error, it stops.
+-- Iceberg sends a commit again when its connection is lost. If the first one has got through, the
+-- second finds that the table has moved on, and Iceberg takes that for a race that it has lost: it
+-- removes the files of the commit, or puts main back to it. An error makes it leave all as it is.
 CREATE OR REPLACE FUNCTION {schema}.refuse_lost_race() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
