@@ -150,9 +150,7 @@ def test_every_type_is_compared_exactly_and_its_smallest_change_is_seen(
     found = verify_cold(place)
     assert (found.verdict, found.target_rows) == (Verdict.EQUAL, 3)
     # A key that is padded in the source and not in the lake is left out on both sides.
-    place.source.execute(
-        "UPDATE orders SET small = 1, updated_at = '2026-01-03 1:00' WHERE id = 3"
-    )
+    place.source.execute("UPDATE orders SET small = 1, updated_at = '2026-01-03 1:00' WHERE id = 3")
     found = verify_cold(place)
     assert (found.verdict, found.target_rows, found.not_yet_loaded) == (Verdict.EQUAL, 2, 1)
 
