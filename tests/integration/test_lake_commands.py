@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from tidegate.ledger.intents import Intent, Intents
 from tidegate.ledger.staged_folders import StagedFolder, StagedFolders
 from tidegate.model.lake import UPDATE_ID, branch_name
 from tidegate.model.relation import Endpoint
+from tidegate.project import Project
 from tidegate.runtime.hold import hold_table
 
 TARGET = "lake:raw.orders"
@@ -67,6 +70,26 @@ def stage(place: Place, attempt_id: str, *, adopted: bool = False) -> Path:
     folder.mkdir(parents=True)
     (folder / "one.parquet").write_text("staged")
     return folder
+
+
+def test_many_who_make_the_ledger_of_a_lake_at_once_all_find_it_made(
+    make_place: MakePlace,
+) -> None:
+    for _ in range(3):
+        place = lake_place(make_place)
+        projects = [place.open() for _ in range(8)]
+        for project in projects:
+            project.context.databases.connect("lake").close()
+        start = threading.Barrier(len(projects))
+
+        def make(project: Project, start: threading.Barrier = start) -> None:
+            start.wait()
+            project.context.ledger("lake").ensure()
+
+        with ThreadPoolExecutor(len(projects)) as pool:
+            for done in [pool.submit(make, project) for project in projects]:
+                done.result()
+        assert ledger_rows(place, "iceberg_tables") == 0
 
 
 def test_watermarks_are_listed_and_moved(place: Place) -> None:
