@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from integration.commands import BUSY, DONE, USAGE, Done, tidegate
+from integration.commands import BUSY, DONE, FAILED, USAGE, Done, tidegate
 from integration.conftest import MakePlace, Place
 from integration.filled_lakes import (
     ORDERS,
@@ -23,10 +25,12 @@ from tidegate.ledger.intents import Intent, Intents
 from tidegate.ledger.staged_folders import StagedFolder, StagedFolders
 from tidegate.model.lake import UPDATE_ID, branch_name
 from tidegate.model.relation import Endpoint
+from tidegate.project import Project
 from tidegate.runtime.hold import hold_table
 
 TARGET = "lake:raw.orders"
 DEAD = "d" * 32
+REST = 'type = "iceberg"\ncatalog = "rest"\nuri = "http://127.0.0.1:1"'
 
 
 @pytest.fixture
@@ -67,6 +71,26 @@ def stage(place: Place, attempt_id: str, *, adopted: bool = False) -> Path:
     folder.mkdir(parents=True)
     (folder / "one.parquet").write_text("staged")
     return folder
+
+
+def test_many_who_make_the_ledger_of_a_lake_at_once_all_find_it_made(
+    make_place: MakePlace,
+) -> None:
+    for _ in range(3):
+        place = lake_place(make_place)
+        projects = [place.open() for _ in range(8)]
+        for project in projects:
+            project.context.databases.connect("lake").close()
+        start = threading.Barrier(len(projects))
+
+        def make(project: Project, start: threading.Barrier = start) -> None:
+            start.wait()
+            project.context.ledger("lake").ensure()
+
+        with ThreadPoolExecutor(len(projects)) as pool:
+            for done in [pool.submit(make, project) for project in projects]:
+                done.result()
+        assert ledger_rows(place, "iceberg_tables") == 0
 
 
 def test_watermarks_are_listed_and_moved(place: Place) -> None:
@@ -231,14 +255,51 @@ def test_uninstalling_leaves_the_catalog_and_says_why(place: Place) -> None:
 
 
 def test_of_a_lake_behind_another_catalog_all_is_uninstalled(make_place: MakePlace) -> None:
-    place = lake_place(
-        make_place, lake='type = "iceberg"\ncatalog = "rest"\nuri = "http://localhost:1"'
-    )
+    place = lake_place(make_place, lake=REST)
     place.open().context.ledger("lake").ensure()
     schema = schema_of(place)
     done = tidegate(place.folder, "db", "uninstall", "lake", "--yes")
     assert done.code == DONE, done
     assert place.control.value(f"SELECT count(*) FROM pg_namespace WHERE nspname = '{schema}'") == 0
+
+
+def test_projects_that_share_a_catalog_keep_what_is_recorded_of_their_own(
+    make_place: MakePlace,
+) -> None:
+    mine = lake_place(make_place, lake=REST)
+    mine.source.execute(*CREATE, FILL)
+    theirs = lake_place(
+        make_place, {**ORDERS, "target": "lake:raw.theirs"}, lake=REST, name="other", beside=mine
+    )
+    assert schema_of(mine) == schema_of(theirs)
+    for place in (mine, theirs):
+        done = tidegate(
+            place.folder, "watermark", "set", "orders", "2026-01-01 00:03+00", "--reason", "x"
+        )
+        assert done.code == DONE, done
+    note(mine, "load-1", {"pipeline": "shop.orders"})
+    note(mine, "load-2", {"pipeline": "other.orders"})
+    done = tidegate(mine.folder, "db", "uninstall", "lake", "--yes", "--json")
+    assert done.code == DONE, done
+    assert done.document["found"][0]["shared_with"] == ["project other"]
+    schema = schema_of(mine)
+    assert mine.control.execute(f"SELECT pipeline_name FROM {schema}.etl_state") == [
+        ("other.orders",)
+    ]
+    assert mine.control.execute(f"SELECT update_id FROM {schema}.intents") == [("load-2",)]
+
+
+def test_a_sync_is_removed_though_its_lake_is_gone(make_place: MakePlace) -> None:
+    place = lake_place(make_place, lake=REST)
+    place.source.execute(*CREATE, FILL)
+    done = tidegate(
+        place.folder, "watermark", "set", "orders", "2026-01-01 00:03+00", "--reason", "x"
+    )
+    assert done.code == DONE, done
+    assert tidegate(place.folder, "plan").code == FAILED
+    done = tidegate(place.folder, "remove", "orders", "--yes")
+    assert done.code == DONE, done
+    assert ledger_rows(place, "etl_state") == 0
 
 
 def test_db_check_names_the_schema_of_the_lakes_ledger(place: Place) -> None:

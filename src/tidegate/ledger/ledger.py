@@ -130,7 +130,15 @@ class Ledger:
             except _ALREADY_THERE:
                 continue
         for file, wanted in (("ledger/lake", self.lake), ("ledger/lake_catalog", self.catalog)):
-            if wanted:
+            if not wanted:
+                continue
+            # One creator at a time: IF NOT EXISTS does not keep two of them apart.
+            with connection.transaction():
+                connection.execute(
+                    "SELECT set_config('lock_timeout', '30s', true),"
+                    " pg_advisory_xact_lock(hashtextextended(%s, 0))",
+                    (f"tidegate ledger {self.schema}",),
+                )
                 connection.execute(sql.SQL(script(file)).format(schema=schema))
 
 
