@@ -49,6 +49,11 @@ class Catalog:
         return self.kind == EMBEDDED
 
     @property
+    def needs_postgres(self) -> bool:
+        """Whether Spark reaches it through the Postgres driver for Java."""
+        return self.is_embedded or self.options.get("uri", "").startswith("jdbc:postgresql:")
+
+    @property
     def identity(self) -> str:
         """What stays the same under any name; no secret is in it."""
         if self.is_embedded:

@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from psycopg import errors as pg
-from psycopg import sql
-
 from tidegate.errors import ConnectionFailed, DestinationError, SettingsError
 from tidegate.lake.catalog import Catalog
 from tidegate.lake.hadoop import list_folders, newest_metadata
+from tidegate.lake.jdbc import JDBC, list_registered, registered_metadata
 from tidegate.model.lake import EMBEDDED, Field, LakeTable, Snapshot, spark_type
 from tidegate.model.relation import Relation
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
 HADOOP = "hadoop"
-READABLE = frozenset({HADOOP, "rest", "hive", "glue", "dynamodb", "bigquery"})
+READABLE = frozenset({HADOOP, JDBC, "rest", "hive", "glue", "dynamodb", "bigquery"})
 
 
 def read_table(catalog: Catalog, relation: Relation) -> LakeTable | None:
@@ -32,8 +30,8 @@ def read_table(catalog: Catalog, relation: Relation) -> LakeTable | None:
 
 def open_table(catalog: Catalog, relation: Relation) -> Table | None:
     """The table with its files within reach; None when there is none."""
-    if catalog.is_embedded:
-        return _embedded(catalog, relation)
+    if _is_registered(catalog):
+        return _registered(catalog, relation)
     return _in_folders(catalog, relation) if catalog.kind == HADOOP else _other(catalog, relation)
 
 
@@ -45,19 +43,8 @@ def read_metadata(catalog: Catalog, relation: Relation) -> TableMetadata | None:
 
 def list_tables(catalog: Catalog) -> list[Relation]:
     """The tables of the catalog."""
-    if catalog.is_embedded:
-        with catalog.lease() as connection:
-            try:
-                rows = connection.execute(
-                    sql.SQL(
-                        "SELECT table_namespace, table_name FROM {}.iceberg_tables"
-                        " WHERE catalog_name = %s ORDER BY 1, 2"
-                    ).format(sql.Identifier(catalog.schema)),
-                    (catalog.name,),
-                ).fetchall()
-            except (pg.UndefinedTable, pg.InvalidSchemaName):
-                return []
-        return [Relation(*row) for row in rows]
+    if _is_registered(catalog):
+        return list_registered(catalog)
     if catalog.kind == HADOOP:
         warehouse = _warehouse(catalog)
         return list_folders(file_io(catalog, warehouse), warehouse)
@@ -72,7 +59,7 @@ def list_tables(catalog: Catalog) -> list[Relation]:
 
 def list_namespaces(catalog: Catalog) -> list[str]:
     """The namespaces of the catalog; none where the embedded one is not made yet."""
-    if catalog.is_embedded or catalog.kind == HADOOP:
+    if _is_registered(catalog) or catalog.kind == HADOOP:
         return sorted({relation.schema for relation in list_tables(catalog)})
     found = _load(catalog)
     with _asking(catalog):
@@ -113,6 +100,10 @@ def lake_table(relation: Relation, metadata: TableMetadata) -> LakeTable:
     )
 
 
+def _is_registered(catalog: Catalog) -> bool:
+    return catalog.is_embedded or catalog.kind == JDBC
+
+
 def _snapshot(found: Any) -> Snapshot:
     summary, operation = {}, ""
     if found.summary is not None:
@@ -123,33 +114,23 @@ def _snapshot(found: Any) -> Snapshot:
     )
 
 
-def _embedded(catalog: Catalog, relation: Relation) -> Table | None:
-    with catalog.lease() as connection:
-        try:
-            row = connection.execute(
-                sql.SQL(
-                    "SELECT metadata_location FROM {}.iceberg_tables WHERE catalog_name = %s"
-                    " AND table_namespace = %s AND table_name = %s"
-                ).format(sql.Identifier(catalog.schema)),
-                (catalog.name, relation.schema, relation.name),
-            ).fetchone()
-        except (pg.UndefinedTable, pg.InvalidSchemaName):
-            return None
-    if row is None:
+def _registered(catalog: Catalog, relation: Relation) -> Table | None:
+    location = registered_metadata(catalog, relation)
+    if location is None:
         return None
     from pyiceberg.table import StaticTable
 
     try:
-        return StaticTable.from_metadata(row[0], dict(catalog.options))
+        return StaticTable.from_metadata(location, dict(catalog.options))
     except FileNotFoundError as error:
         raise DestinationError(
-            f"{catalog.name}:{relation} has lost its metadata: {row[0]} is not there",
+            f"{catalog.name}:{relation} has lost its metadata: {location} is not there",
             "restore the warehouse folder, or drop the table and load it anew",
         ) from error
     except OSError as error:
         raise DestinationError(
             f"the metadata of {catalog.name}:{relation} cannot be read: {type(error).__name__}",
-            f"see that {row[0]} can be reached from here",
+            f"see that {location} can be reached from here",
         ) from None
 
 

@@ -123,5 +123,5 @@ class Context:
         lakes = [one for one in self.settings.connections if self.is_lake(one)]
         if not lakes:
             return {}
-        embedded = any(self.catalog(one).is_embedded for one in lakes)
-        return lake_conf(self.settings.spark.conf, postgres=embedded)
+        postgres = any(self.catalog(one).needs_postgres for one in lakes)
+        return lake_conf(self.settings.spark.conf, postgres=postgres)
