@@ -81,7 +81,7 @@ def test_a_lake_that_is_well_passes_every_check_and_stays_as_it_was(place: Place
     assert named(found, LAKE).found == "catalog embedded can be read, 1 namespaces"
     assert named(found, f"{LAKE}: raw.orders").found == "is there"
     assert named(found, f"{LAKE}: fence of the catalog").found == (
-        "its trigger is there and enabled"
+        "its triggers are there and enabled"
     )
 
 

@@ -16,6 +16,7 @@ from tidegate.insight.doctor_postgres import check_schema, in_short
 from tidegate.lake.catalog import Catalog
 from tidegate.lake.jars import JARS, find_jars
 from tidegate.lake.metadata import file_io, list_namespaces, read_table
+from tidegate.ledger.ledger import CATALOG_TRIGGERS
 from tidegate.model.check import Check, fail, ok, warn
 from tidegate.model.relation import Relation
 from tidegate.model.sync import Sync
@@ -24,7 +25,6 @@ from tidegate.postgres.connect import first_line
 from tidegate.postgres.databases import CONTROL, label
 from tidegate.settings import SparkSettings
 
-TRIGGER = "refuse_stale_attempt"
 _HERE = frozenset({"", "localhost", "127.0.0.1", "::1"})
 
 
@@ -115,22 +115,27 @@ def _check_trigger(name: str, catalog: Catalog) -> Check:
     name = f"{name}: fence of the catalog"
     with catalog.lease() as connection:
         row = connection.execute(
-            "SELECT (SELECT t.tgenabled::text FROM pg_trigger t"
-            "        WHERE t.tgrelid = c.oid AND t.tgname = %s)"
+            "SELECT ARRAY(SELECT t.tgname::text FROM pg_trigger t WHERE t.tgrelid = c.oid),"
+            " ARRAY(SELECT t.tgname::text FROM pg_trigger t WHERE t.tgrelid = c.oid"
+            "       AND t.tgenabled IN ('O', 'A'))"
             " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
             " WHERE n.nspname = %s AND c.relname = 'iceberg_tables'",
-            (TRIGGER, catalog.schema),
+            (catalog.schema,),
         ).fetchone()
         if row is None:
             return ok(name, "will be made with the catalog on first use")
-        if row[0] in ("O", "A"):
-            return ok(name, "its trigger is there and enabled")
-        if row[0] is None:
-            found = "its trigger is not there, so a replaced attempt could still commit"
-            return fail(name, found, "the next load makes it again: tidegate run NAME")
         table = sql.Identifier(catalog.schema, "iceberg_tables").as_string(connection)
-    found = "its trigger is disabled, so a replaced attempt could still commit"
-    return fail(name, found, f"ALTER TABLE {table} ENABLE TRIGGER {TRIGGER}")
+    there, enabled = row
+    what = "so a replaced attempt could still commit"
+    missing = [one for one in CATALOG_TRIGGERS if one not in there]
+    if missing:
+        found = f"trigger {', '.join(missing)} is not there, {what}"
+        return fail(name, found, "the next load makes it again: tidegate run NAME")
+    disabled = [one for one in CATALOG_TRIGGERS if one not in enabled]
+    if disabled:
+        fix = "; ".join(f"ALTER TABLE {table} ENABLE TRIGGER {one}" for one in disabled)
+        return fail(name, f"trigger {', '.join(disabled)} is disabled, {what}", fix)
+    return ok(name, "its triggers are there and enabled")
 
 
 def _check_warehouse(name: str, context: Context, catalog: Catalog) -> list[Check]:

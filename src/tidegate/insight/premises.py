@@ -40,7 +40,7 @@ _LAKE_SIGNS = {
 }
 LEDGER_TABLES = tuple(_SIGNS)
 # Without these nobody finds the tables of an embedded lake any more.
-_CATALOG = ("iceberg_tables", "iceberg_namespace_properties", "refuse_stale_attempt")
+_CATALOG = frozenset(_CREATED.findall(script("ledger/lake_catalog")))
 
 
 class Role(StrEnum):

@@ -19,6 +19,9 @@ from tidegate.sql import statements as named
 # What two creators at once, or a creator after another, may run into.
 _ALREADY_THERE = (pg.DuplicateTable, pg.DuplicateSchema, pg.DuplicateObject, pg.UniqueViolation)
 
+# What refuses a replaced attempt, and a commit that is sent a second time.
+CATALOG_TRIGGERS = ("refuse_stale_attempt", "refuse_lost_race")
+
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
@@ -88,14 +91,14 @@ class Ledger:
         return complete and self.find_markers(connection) is not None
 
     def _is_fenced(self, connection: Connection) -> bool:
-        """Whether the catalog has the trigger that refuses a replaced attempt."""
+        """Whether the catalog has the triggers that stand in front of its commits."""
         row = connection.execute(
-            "SELECT EXISTS (SELECT FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid"
+            "SELECT count(*) FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid"
             " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s"
-            " AND c.relname = 'iceberg_tables' AND t.tgname = 'refuse_stale_attempt')",
-            (self.schema,),
+            " AND c.relname = 'iceberg_tables' AND t.tgname = ANY(%s)",
+            (self.schema, list(CATALOG_TRIGGERS)),
         ).fetchone()
-        return bool(row and row[0])
+        return row == (len(CATALOG_TRIGGERS),)
 
     def _create(self, connection: Connection) -> None:
         try:
