@@ -124,7 +124,7 @@ def clear_rows(table: str) -> str:
 
 
 def find_bounds(rows: str, shape: Shape) -> str | None:
-    """The lowest and the highest value of each part of the key, as text; None where that is vain."""
+    """The lowest and the highest value of each part of the key, as text; None where it is vain."""
     parts = [
         f"CAST({function}({backticked(name)}) AS string)"
         for name in _bounded(shape)
