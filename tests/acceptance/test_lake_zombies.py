@@ -22,6 +22,8 @@ from acceptance.test_zombies import (
 )
 from tidegate.model.job import JobStatus
 
+# Nobody has to wait for it: the test itself says that it is over.
+LONG_LEASE = {"lease": "60s", "heartbeat": "20s"}
 # After the last of these main has moved.
 POINTS = ("branch.created", "branch.staged", "intent.noted", "branch.forwarded")
 
@@ -66,7 +68,7 @@ def test_a_zombie_wakes_up_while_its_successor_is_at_work(
     make_scene: MakeScene, held_at: str
 ) -> None:
     """Its fast-forward comes between what the other has looked at and what that one does."""
-    scene = make_scene(2, lake=True, worker=WORKER)
+    scene = make_scene(2, lake=True, worker=LONG_LEASE)
     zombie, zombie_flag = scene.start_and_hold("intent.noted")
     zombie.stop()
     expire_lease(scene)
@@ -196,7 +198,7 @@ def test_a_zombie_anywhere(make_scene: MakeScene, point: str) -> None:
 def test_two_attempts_in_every_order(make_scene: MakeScene, point: str, held_at: str) -> None:
     """One was stopped at a point, the other has got to another: whoever goes on first."""
     for zombie_first in (True, False):
-        scene = make_scene(2, lake=True, worker=WORKER)
+        scene = make_scene(2, lake=True, worker=LONG_LEASE)
         scene.run()
         scene.change()
         zombie, zombie_flag = scene.start_and_hold(point)
