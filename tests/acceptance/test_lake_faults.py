@@ -79,7 +79,7 @@ def make_cut(server: EmbeddedServer, make_database: MakeDatabase) -> Iterator[Ma
         proxy = Proxy(
             server.port,
             cut,
-            "tidegate publish",
+            "tidegate.attempt=",
             commits=is_catalog_commit,
             skip=COMMITS.index(commit),
         )

@@ -9,7 +9,7 @@ import pytest
 
 from acceptance.conftest import LOCAL, MakeQueue, MakeScene
 from acceptance.harness import Scene
-from acceptance.queueing import cancel, running_job, status_of
+from acceptance.queueing import Queue
 from acceptance.spark_server import SparkServer
 from acceptance.test_named_points import kill_at
 from acceptance.test_run_signals import jobs
@@ -22,6 +22,8 @@ from acceptance.test_zombies import (
 )
 from tidegate.model.job import JobStatus
 
+# Nobody has to wait for it: the test itself says that it is over.
+LONG_LEASE = {"lease": "60s", "heartbeat": "20s"}
 # After the last of these main has moved.
 POINTS = ("branch.created", "branch.staged", "intent.noted", "branch.forwarded")
 
@@ -66,7 +68,7 @@ def test_a_zombie_wakes_up_while_its_successor_is_at_work(
     make_scene: MakeScene, held_at: str
 ) -> None:
     """Its fast-forward comes between what the other has looked at and what that one does."""
-    scene = make_scene(2, lake=True, worker=WORKER)
+    scene = make_scene(2, lake=True, worker=LONG_LEASE)
     zombie, zombie_flag = scene.start_and_hold("intent.noted")
     zombie.stop()
     expire_lease(scene)
@@ -86,13 +88,14 @@ def test_a_zombie_wakes_up_while_its_successor_is_at_work(
 
 def test_a_cancelled_publisher_has_lost_unless_main_has_moved(make_scene: MakeScene) -> None:
     scene = make_scene(2, lake=True, batch_rows=10_000)
+    queue = Queue(scene)
     scene.run()
     for point in ("check.done", *POINTS, "publish.committed"):
         scene.change(transactions=1)
         before = loads(scene)
         run, flag = scene.start_and_hold(point)
-        job_id = running_job(scene)
-        answer = cancel(scene, job_id)
+        job_id = queue.running_job()
+        answer = queue.cancel(job_id)
         after = loads(scene)
         if point in ("branch.forwarded", "publish.committed"):
             assert answer.status is JobStatus.DONE, point
@@ -105,7 +108,7 @@ def test_a_cancelled_publisher_has_lost_unless_main_has_moved(make_scene: MakeSc
         assert ended.code == 0, ended
         assert "writeback_stale_attempt" in ended.err, ended
         assert loads(scene) == after
-        assert status_of(scene, job_id) == answer.status
+        assert queue.job(job_id).status == answer.status
     scene.run()
     scene.assert_exact()
     scene.assert_swept()
@@ -131,7 +134,7 @@ def test_a_worker_told_to_go_is_gone_soon_and_the_next_one_finishes(
     make_queue: MakeQueue, point: str
 ) -> None:
     queue = make_queue(2, lake=True, batch_rows=10_000)
-    job_id = queue.submit_sync()
+    job_id = queue.submit_locked_sync()
     process, flag = queue.start_and_hold(point)
     ended = tell(process)
     assert ended.code == 1, ended
@@ -149,10 +152,10 @@ def test_a_worker_told_to_go_is_gone_soon_and_the_next_one_finishes(
 def test_a_worker_told_to_go_while_spark_merges(make_queue: MakeQueue) -> None:
     """What Spark still does upon the branch, after its client has gone, is nobody's any more."""
     queue = make_queue(2, lake=True)
-    queue.submit_sync()
+    queue.submit_locked_sync()
     queue.burst()
     queue.scene.change()
-    job_id = queue.submit_sync()
+    job_id = queue.submit_locked_sync()
     process, flag = queue.start_and_hold("branch.created")
     before = written(queue.scene)
     flag.unlink()
@@ -195,7 +198,7 @@ def test_a_zombie_anywhere(make_scene: MakeScene, point: str) -> None:
 def test_two_attempts_in_every_order(make_scene: MakeScene, point: str, held_at: str) -> None:
     """One was stopped at a point, the other has got to another: whoever goes on first."""
     for zombie_first in (True, False):
-        scene = make_scene(2, lake=True, worker=WORKER)
+        scene = make_scene(2, lake=True, worker=LONG_LEASE)
         scene.run()
         scene.change()
         zombie, zombie_flag = scene.start_and_hold(point)

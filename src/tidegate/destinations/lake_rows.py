@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tidegate.destinations.apply import Applied
@@ -76,8 +76,19 @@ class LakeRows:
         if only_adds or not shape.key or mode is Mode.APPEND:
             statement = statements.insert_rows(into, rows, shape, overwrite=not only_adds)
         else:
-            newest_wins = mode is not Mode.DELETE_INSERT and not full
-            statement = statements.merge_rows(into, rows, shape, newest_wins=newest_wins, full=full)
+            bounds: Sequence[object] = ()
+            # On main, whatever others add meanwhile could be one of these rows.
+            question = statements.find_bounds(rows, shape) if branch is None and not full else None
+            if question is not None:
+                bounds = self.session.run(question)[0]
+            statement = statements.merge_rows(
+                into,
+                rows,
+                shape,
+                newest_wins=mode is not Mode.DELETE_INSERT and not full,
+                full=full,
+                bounds=bounds,
+            )
         self.session.run(statement)
         after = read_table(self.session.catalog, self.relation)
         assert after is not None

@@ -123,10 +123,36 @@ def clear_rows(table: str) -> str:
     return f"DELETE FROM {table}"
 
 
-def merge_rows(into: str, rows: str, shape: Shape, *, newest_wins: bool, full: bool) -> str:
-    """Upsert in one commit; rows that would not change anything are left alone."""
+def find_bounds(rows: str, shape: Shape) -> str | None:
+    """The lowest and the highest value of each part of the key, as text; None where it is vain."""
+    parts = [
+        f"CAST({function}({backticked(name)}) AS string)"
+        for name in _bounded(shape)
+        for function in ("min", "max")
+    ]
+    return f"SELECT {', '.join(parts)} FROM {rows}" if parts else None
+
+
+def merge_rows(
+    into: str,
+    rows: str,
+    shape: Shape,
+    *,
+    newest_wins: bool,
+    full: bool,
+    bounds: Sequence[object] = (),
+) -> str:
+    """Upsert in one commit; rows that would not change anything are left alone.
+
+    With the bounds of the staged keys Iceberg knows which commits of others do not concern it.
+    """
     others = [name for name in shape.names if name not in shape.key]
-    same = " AND ".join(f"t.{backticked(name)} = s.{backticked(name)}" for name in shape.key)
+    same = " AND ".join(
+        [
+            *(f"t.{backticked(name)} = s.{backticked(name)}" for name in shape.key),
+            *_within(shape, bounds),
+        ]
+    )
     parts = [f"MERGE INTO {into} t USING {rows} s ON {same}"]
     missing = "NOT MATCHED"
     if shape.deleted is not None:
@@ -148,6 +174,22 @@ def merge_rows(into: str, rows: str, shape: Shape, *, newest_wins: bool, full: b
     if full:
         parts.append("WHEN NOT MATCHED BY SOURCE THEN DELETE")
     return " ".join(parts)
+
+
+def _bounded(shape: Shape) -> list[str]:
+    """The parts of the key that are the same once they were text; bytes and fractions need not."""
+    kinds = dict(shape.staged)
+    return [name for name in shape.key if kinds[name] not in ("binary", "float", "double")]
+
+
+def _within(shape: Shape, bounds: Sequence[object]) -> list[str]:
+    kinds = dict(shape.staged)
+    sides = [(name, side) for name in _bounded(shape) for side in (">=", "<=")]
+    return [
+        f"t.{backticked(name)} {side} CAST({literal(str(bound))} AS {kinds[name]})"
+        for (name, side), bound in zip(sides, bounds, strict=False)
+        if bound is not None
+    ]
 
 
 def count_keyless(rows: str, shape: Shape) -> str:
