@@ -22,6 +22,8 @@ FAST = {"fsync": "off", "full_page_writes": "off"}
 LONGEST = (
     "test_examples",
     "test_prove",
+    "test_lake_source",
+    "test_lake_source_killed",
     "test_lake_prove",
     "test_demo",
     "test_testing_kit",

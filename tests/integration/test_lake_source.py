@@ -220,6 +220,38 @@ def test_columns_follow_their_numbers_whatever_they_are_called(
         )
 
 
+def test_text_goes_into_the_types_of_a_target_that_is_there(
+    make_place: MakePlace, warm_spark: SparkSessions
+) -> None:
+    with open_lake(make_place, warm_spark) as lake:
+        lake.place.target.execute(
+            "CREATE SCHEMA raw",
+            "CREATE TABLE raw.orders (id int PRIMARY KEY, doc jsonb, stamp timestamptz, plain"
+            " timestamp, day date, bytes bytea, ratio float8, yes boolean, big bigint)",
+        )
+        lake.create(
+            "id int, doc string, stamp timestamp, plain timestamp_ntz, day date, bytes binary,"
+            " ratio double, yes boolean, big bigint"
+        )
+        lake.sql(
+            "INSERT INTO T VALUES (1, '[1]', TIMESTAMP '2026-11-01 12:00:00.123456 UTC',"
+            " TIMESTAMP_NTZ '0001-01-01 00:00:00', DATE '9999-12-31', X'00FF', double('NaN'), true,"
+            " 9223372036854775807), (2, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)"
+        )
+        lake.run()
+        rows = lake.place.target.execute("SELECT o::text FROM raw.orders o ORDER BY id")
+        assert rows == [
+            (
+                '(1,[1],"2026-11-01 12:00:00.123456+00","0001-01-01 00:00:00",9999-12-31,'
+                r'"\\x00ff",NaN,t,9223372036854775807)',
+            ),
+            ("(2,,,,,,,,)",),
+        ]
+        lake.sql("DELETE FROM T WHERE id = 1", "UPDATE T SET doc = '[]' WHERE id = 2")
+        lake.run()
+        assert lake.place.target.execute("SELECT id, doc::text FROM raw.orders") == [(2, "[]")]
+
+
 TRANSFORMED = """
 import tidegate as tg
 from prices import doubled
@@ -272,6 +304,11 @@ def test_a_lake_is_copied_into_another(make_place: MakePlace, warm_spark: SparkS
         assert report.found_nothing
         assert report.watermark == str(lake.table.main)
         lake.sql("DELETE FROM T WHERE id < 3", "UPDATE T SET status = 'paid' WHERE id = 4")
+        plan = tidegate(lake.place.folder, "plan", "orders", "--json").document["plans"][0]
+        assert (plan["snapshots"], plan["target_table"]["rows_present"]) == (2, True)
+        assert plan["lock"]["resource"].startswith("iceberg:")
+        status = tidegate(lake.place.folder, "status", "--json").document["syncs"][0]
+        assert (status["problem"], status["unreachable"]) == (None, [])
         lake.run()
         assert lake.copy() == lake.source()
         assert lake.run_without_spark().found_nothing

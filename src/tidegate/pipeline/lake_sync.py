@@ -13,6 +13,7 @@ from tidegate.errors import DeclarationError, LoadError, TidegateError
 from tidegate.failpoints import reach
 from tidegate.lake.session import LakeSession, lake_session
 from tidegate.model.batch import Batch, BatchKind
+from tidegate.model.column import Table
 from tidegate.model.lake import LakeTable
 from tidegate.model.load import LoadPlan, LoadResult
 from tidegate.model.rules import Mode
@@ -24,8 +25,10 @@ from tidegate.pipeline.course import FINISHES_REFRESH, Attempt, Course, SyncOutc
 from tidegate.pipeline.lake_declaration import lake_declaration, refuse_changed_lake
 from tidegate.pipeline.lake_frames import lake_frame_shape
 from tidegate.pipeline.load import Load, Prepare
+from tidegate.pipeline.publish import target_type
 from tidegate.pipeline.stage import Staged, stage_rows
 from tidegate.pipeline.user_code import importable, user_code
+from tidegate.postgres.catalog import describe_table
 from tidegate.sources.lake import Changes, LakeSource
 from tidegate.spark.outcome import spark_reason
 
@@ -203,7 +206,9 @@ class LakeSyncWork:
         if isinstance(self.destination, LakeDestination):
             shape = lake_frame_shape(changes.rows, what, key, None)
         else:
-            shape = _postgres_shape(changes.rows, what, key, self.sync)
+            with self.destination.open() as connection:
+                target = describe_table(connection, self.destination.relation)
+            shape = _postgres_shape(changes.rows, what, key, target)
         return shape if changes.gone is None else replace(shape, deleted=DELETED)
 
 
@@ -224,15 +229,20 @@ def joined(changes: Changes, key: tuple[str, ...]) -> DataFrame:
     return flagged.union(gone.select(*columns, f.lit(True).alias(DELETED)))
 
 
-def _postgres_shape(frame: DataFrame, what: str, key: tuple[str, ...], sync: Sync) -> Shape:
+def _postgres_shape(
+    frame: DataFrame, what: str, key: tuple[str, ...], target: Table | None
+) -> Shape:
     from tidegate.spark.transforming import frame_columns
 
-    columns = tuple(StagedColumn(name, kind, kind) for name, _, kind in frame_columns(frame, what))
+    columns = tuple(
+        StagedColumn(name, kind, target_type(target, name, kind))
+        for name, _, kind in frame_columns(frame, what)
+    )
     names = {column.name for column in columns}
     missing = next((name for name in key if name not in names), None)
     if missing is not None:
         raise DeclarationError(
-            f"sync {sync.name}: the transformation drops the key column {missing}",
+            f"{what} drops the key column {missing}",
             "keep the key, or declare another with key = …",
         )
     return Shape(columns, key, None, key_is_unique=False)

@@ -102,7 +102,7 @@ def frame_shape(frame: DataFrame, publish: Publish, destination: Destination) ->
     with destination.open() as connection:
         table = describe_table(connection, destination.relation)
     columns = tuple(
-        StagedColumn(name=name, staged_type=kind, target_type=_target_type(table, name, kind))
+        StagedColumn(name=name, staged_type=kind, target_type=target_type(table, name, kind))
         for name, _, kind in frame_columns(frame, what)
     )
     names = [column.name for column in columns]
@@ -133,7 +133,7 @@ def _what(publish: Publish) -> str:
     return f"the DataFrame for {publish.target}"
 
 
-def _target_type(table: Table | None, name: str, kind: str) -> str:
+def target_type(table: Table | None, name: str, kind: str) -> str:
     """Text goes into a column of a type that Spark has no equal of as that type's own text."""
     known = None if table is None else table.column(name)
     if known is None or kind != "text":
