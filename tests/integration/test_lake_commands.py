@@ -156,7 +156,7 @@ def test_where_the_table_cannot_tell_a_person_says_whether_a_load_is_in(place: P
         "value": "2026-01-01 00:06:00+00",
         "position": None,
         "rows": 1,
-        "rows_synced": 1,
+        "rows_synced": 6,
         "cursor_type": "timestamp with time zone",
         "moved_by": "a run",
         "kind": "range",
