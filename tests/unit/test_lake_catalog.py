@@ -38,7 +38,7 @@ def test_catalogs_that_can_be_read_without_spark_are_accepted(kind: str) -> None
     check_kind(catalog(kind))
 
 
-@pytest.mark.parametrize("kind", ["rset", "hadoop", "org.example.Catalog"])
+@pytest.mark.parametrize("kind", ["rset", "nessie", "org.example.Catalog"])
 def test_other_catalogs_are_refused_by_name(kind: str) -> None:
     with pytest.raises(SettingsError, match=f'catalog = "{kind}" is not one that Tidegate can'):
         check_kind(catalog(kind))
