@@ -12,6 +12,8 @@ from benchmarks import spark_jdbc
 from benchmarks.load import best, jdbc_address, timed
 from benchmarks.report import Report
 from benchmarks.shop import change_one_percent, make_source
+from tidegate.destinations.lake import LakeDestination
+from tidegate.destinations.lake_rows import LakeRows
 from tidegate.destinations.lake_target import DEFAULTS
 from tidegate.lake import statements
 from tidegate.lake.catalog import Catalog
@@ -101,21 +103,19 @@ def _change(
     repeats: int,
 ) -> None:
     """The same staged files, merged by Tidegate and by a statement as one would write it."""
-    from tidegate.destinations import lake as destination
-
     shape = lake_shape(resolve_source(source, project.syncs["orders"]))
     folder = Path(tempfile.mkdtemp(prefix="tidegate-bench-staged-"))
     spent: dict[str, list[float]] = {"tidegate": [], "bare": [], "publish": []}
-    apply = destination.LakeRows.apply
-    publish = destination.LakeDestination.publish
+    apply = LakeRows.apply
+    publish = LakeDestination.publish
 
-    def kept(rows: Any, *given: Any) -> int:
+    def kept(rows: Any, *given: Any) -> Any:
         for number, path in enumerate(rows.paths):
             _copy(path, folder / f"{number}.parquet")
         started = time.perf_counter()
-        changed: int = apply(rows, *given)
+        found = apply(rows, *given)
         spent["tidegate"].append(time.perf_counter() - started)
-        return changed
+        return found
 
     def watched(target: Any, publication: Any) -> Any:
         started, before = time.perf_counter(), len(spent["tidegate"])
@@ -124,8 +124,8 @@ def _change(
         spent["publish"].append(whole - sum(spent["tidegate"][before:]))
         return found
 
-    destination.LakeRows.apply = kept  # type: ignore[method-assign]
-    destination.LakeDestination.publish = watched  # type: ignore[method-assign]
+    LakeRows.apply = kept  # type: ignore[method-assign]
+    LakeDestination.publish = watched  # type: ignore[method-assign]
     try:
         for _ in range(repeats + 1):
             for old in folder.glob("*.parquet"):
@@ -134,8 +134,8 @@ def _change(
             report.note(f"into a lake, 1% change: {timed(lambda: project.run('orders')):.2f} s")
             spent["bare"].append(timed(lambda: _bare_merge(spark, catalog, shape, folder)))
     finally:
-        destination.LakeRows.apply = apply  # type: ignore[method-assign]
-        destination.LakeDestination.publish = publish  # type: ignore[method-assign]
+        LakeRows.apply = apply  # type: ignore[method-assign]
+        LakeDestination.publish = publish  # type: ignore[method-assign]
     _check(source, catalog)
     times = {side: min(found[1:]) for side, found in spent.items()}
     report.note(f"merging 1%: {times['tidegate']:.2f} s, a bare MERGE {times['bare']:.2f} s")
