@@ -95,3 +95,30 @@ def test_a_commit_that_waits_for_the_fence_gives_up_in_time(lake: Lake) -> None:
         with pytest.raises(psycopg.errors.LockNotAvailable):
             hold_commit(harness, attempt_id)
         assert time.monotonic() - started < 20
+
+
+def test_a_session_that_was_idle_for_too_long_is_ended_and_opened_again(lake: Lake) -> None:
+    harness = LakeHarness(lake)
+    publish(harness)
+    fence = harness.attempt()
+    name = publisher_name(fence.attempt_id)
+    table = lake.catalog.quoted(harness.destination.relation)
+    with harness.session(fence.attempt_id) as session:
+        session.run(f"INSERT INTO {table} VALUES (8, 'before', 0)")
+        ended = lake.database.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            f" WHERE application_name = '{name}'"
+        )
+        assert ended == [(True,)]
+        session.run(f"INSERT INTO {table} VALUES (9, 'after', 0)")
+        idle = lake.database.execute(
+            "SELECT count(*) FROM pg_stat_activity"
+            f" WHERE application_name = '{name}' AND state = 'idle'"
+        )
+        assert idle == [(1,)]
+    assert {row[1] for row in harness.rows()} >= {"before", "after"}
+    left = f"SELECT count(*) FROM pg_stat_activity WHERE application_name = '{name}'"
+    deadline = time.monotonic() + 10
+    while lake.database.value(left) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert lake.database.value(left) == 0

@@ -19,6 +19,7 @@ from tidegate.postgres.catalog import database_identity
 from tidegate.postgres.connect import Connection
 
 SPARK_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
+_IDLE_MILLISECONDS = 15 * 60 * 1000
 # What the driver for Java calls as libpq does.
 _SSL = ("sslmode", "sslrootcert", "sslcert", "sslkey")
 
@@ -100,10 +101,14 @@ class Catalog:
             "jdbc.password": str(address.get("password", "")),
             "jdbc.schema-version": "V1",
             "clients": "1",
+            # Of a session in a Spark Connect server nobody can close the connection. One that
+            # is needed after a long pause is opened again.
+            "jdbc.options": f"-c idle_session_timeout={_IDLE_MILLISECONDS}",
+            "retryable_status_codes": "57P05,57P01",
             "warehouse": self.warehouse.absolute().as_uri(),
         }
         if attempt_id is not None:
-            found["jdbc.options"] = f"-c tidegate.attempt={attempt_id}"
+            found["jdbc.options"] += f" -c tidegate.attempt={attempt_id}"
             # By which its session can be found and ended.
             found["jdbc.ApplicationName"] = publisher_name(attempt_id)
         return found
