@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tidegate.destinations.apply import Applied
 from tidegate.lake import statements
+from tidegate.lake.bounds import all_newer
 from tidegate.lake.catalog import backticked
 from tidegate.lake.files import staged_path
 from tidegate.lake.metadata import read_table
@@ -88,6 +89,7 @@ class LakeRows:
                 newest_wins=mode is not Mode.DELETE_INSERT and not full,
                 full=full,
                 bounds=bounds,
+                all_newer=not full and self._is_newer(branch),
             )
         self.session.run(statement)
         after = read_table(self.session.catalog, self.relation)
@@ -96,6 +98,15 @@ class LakeRows:
             _count_changed(after, branch, marks),
             first=not had,
             emptied=shape.deleted is not None and not self._has_rows(after, branch),
+        )
+
+    def _is_newer(self, branch: str | None) -> bool:
+        """Whether the cursor of every row is above all that is there; main may change meanwhile."""
+        cursor = self.shape.cursor
+        if branch is None or cursor is None or self.shape.deleted is not None:
+            return False
+        return all_newer(
+            self.session.catalog, self.relation, branch, self.location, self.writes, cursor
         )
 
     def only_adds(self, batch: Batch) -> bool:

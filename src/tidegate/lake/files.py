@@ -83,7 +83,8 @@ def write_file(place: LakePlace, batches: Iterable[pa.RecordBatch]) -> dict[str,
     reach("stage.write")
     with (
         io.new_output(path).create() as stream,
-        pq.ParquetWriter(stream, schema, compression="zstd") as writer,
+        # Dictionaries cost a fifth of the time, and files are no smaller with them.
+        pq.ParquetWriter(stream, schema, compression="zstd", use_dictionary=False) as writer,
     ):
         for group in _groups(batches):
             table = pa.Table.from_batches(

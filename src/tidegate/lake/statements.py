@@ -141,10 +141,13 @@ def merge_rows(
     newest_wins: bool,
     full: bool,
     bounds: Sequence[object] = (),
+    all_newer: bool = False,
 ) -> str:
     """Upsert in one commit; rows that would not change anything are left alone.
 
-    With the bounds of the staged keys Iceberg knows which commits of others do not concern it.
+    Where all rows are known to be newer than what is there, nothing but the key is compared, and
+    nothing but the key has to be read. With the bounds of the staged keys Iceberg knows which
+    commits of others do not concern it.
     """
     others = [name for name in shape.names if name not in shape.key]
     same = " AND ".join(
@@ -160,14 +163,14 @@ def merge_rows(
         missing += f" AND NOT {is_gone(shape, 's')}"
     if others:
         equal = " AND ".join(f"t.{backticked(name)} <=> s.{backticked(name)}" for name in others)
-        condition = f"NOT ({equal})"
-        if newest_wins and shape.cursor is not None:
+        condition = "" if all_newer else f" AND NOT ({equal})"
+        if newest_wins and not all_newer and shape.cursor is not None:
             cursor = backticked(shape.cursor)
             condition += (
                 f" AND (t.{cursor} <= s.{cursor} OR t.{cursor} IS NULL OR s.{cursor} IS NULL)"
             )
         values = ", ".join(f"t.{backticked(name)} = s.{backticked(name)}" for name in others)
-        parts.append(f"WHEN MATCHED AND {condition} THEN UPDATE SET {values}")
+        parts.append(f"WHEN MATCHED{condition} THEN UPDATE SET {values}")
     names = ", ".join(map(backticked, shape.names))
     given = ", ".join(f"s.{backticked(name)}" for name in shape.names)
     parts.append(f"WHEN {missing} THEN INSERT ({names}) VALUES ({given})")
