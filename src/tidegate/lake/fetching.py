@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tidegate.lake.jars import ICEBERG, POSTGRES, fetched
+from tidegate.lake.jars import ICEBERG, IVY, POSTGRES, fetched, ivy_folder
 
 _SECONDS = 600
 
@@ -27,6 +27,7 @@ def fetch() -> bool:
         script = Path(folder) / "nothing.py"
         script.write_text("")
         command = [str(submit), "--master", "local[1]", "--packages", ",".join(packages)]
+        command += ["--conf", f"{IVY}={ivy_folder({})}"]
         try:
             subprocess.run(
                 [*command, str(script)],

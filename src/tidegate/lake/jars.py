@@ -15,6 +15,7 @@ EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 JARS = "spark.jars"
 _PACKAGES = "spark.jars.packages"
 _EXTENSIONS = "spark.sql.extensions"
+IVY = "spark.jars.ivy"
 # Where Spark keeps what it has fetched.
 _IVY = "~/.ivy2.5.2"
 
@@ -65,6 +66,8 @@ def lake_conf(conf: Mapping[str, str], *, postgres: bool) -> dict[str, str]:
         )
     if jars.to_fetch:
         found[_PACKAGES] = _joined(conf.get(_PACKAGES, ""), *jars.to_fetch)
+        # Java does not go by HOME, and would put them where nobody looks for them.
+        found[IVY] = str(ivy_folder(conf))
     elif jars.packages:
         found[JARS] = _joined(conf.get(JARS, ""), *map(str, jars.files))
     return found
@@ -73,8 +76,11 @@ def lake_conf(conf: Mapping[str, str], *, postgres: bool) -> dict[str, str]:
 def fetched(conf: Mapping[str, str], package: str) -> Path:
     """Where Spark puts a package that it has fetched."""
     group, name, version = package.split(":")
-    folder = Path(conf.get("spark.jars.ivy", _IVY)).expanduser()
-    return folder / "jars" / f"{group}_{name}-{version}.jar"
+    return ivy_folder(conf) / "jars" / f"{group}_{name}-{version}.jar"
+
+
+def ivy_folder(conf: Mapping[str, str]) -> Path:
+    return Path(conf.get(IVY, _IVY)).expanduser()
 
 
 def _joined(before: str, *more: str) -> str:
