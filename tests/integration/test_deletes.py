@@ -16,7 +16,7 @@ from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.rules import Check, Mode, Rules
 from tidegate.model.shape import Shape, StagedColumn
 from tidegate.spark.session import SparkSessions
-from tidegate.spark.transforming import stage_frame
+from tidegate.spark.transforming import copy_share, stage_frame
 
 SHAPE = make_shape("id integer, name text, c bigint", "id", "c", unique=True, deletes=True)
 MODES = [Mode.MERGE, Mode.DELETE_INSERT]
@@ -206,7 +206,7 @@ def test_spark_stages_the_flag_of_a_frame(database: Database, warm_spark: SparkS
     fence = harness.attempt()
     rows = [(1, None, None, True), (2, "changed", 2, False), (3, "new", 2, None)]
     frame = warm_spark.get().createDataFrame(rows, "id int, name string, c bigint, gone boolean")
-    writes = stage_frame(frame, harness.place(fence), "the changes")
+    writes = stage_frame(frame, harness.place(fence), "the changes", copy_share)
     harness.check(fence, writes)
     assert harness.publish(fence, writes, Batch(BatchKind.RANGE, None, "20")).changed == 3
     assert harness.rows() == [(2, "changed", 2), (3, "new", 2)]

@@ -164,7 +164,7 @@ def test_jars_are_there_or_fetched_or_missing(place: Place) -> None:
         (
             'type = "iceberg"\ncatalog = "rset"',
             'catalog = "rset" is not one that Tidegate can read; did you mean "rest"?',
-            "one of embedded, bigquery, dynamodb, glue, hive, rest",
+            "one of embedded, bigquery, dynamodb, glue, hadoop, hive, jdbc, rest",
         ),
         (
             rest_lake("http://127.0.0.1:1"),

@@ -194,7 +194,7 @@ def test_a_load_that_is_in_and_not_recorded_counts_as_loaded(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr("tidegate.destinations.lake.LakeDestination._record", die)
+        broken.setattr("tidegate.destinations.lake_publishing.LakePublishing._record", die)
         with pytest.raises(KeyboardInterrupt):
             project.run("orders")
     found = verify_cold(place)
@@ -208,7 +208,7 @@ def test_versions_that_are_appended_and_tables_that_are_replaced(
     project, place = make_lake_project(
         make_place,
         warm_spark,
-        {**ORDERS, "name": "orders", "mode": "append", "key": ["id"]},
+        {**ORDERS, "name": "orders", "mode": "append"},
         {"source": "shop:public.orders", "target": "lake:raw.whole", "name": "whole",
          "mode": "replace"},
     )  # fmt: skip

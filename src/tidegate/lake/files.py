@@ -134,13 +134,25 @@ def delete_folder(io: Any, location: str, folder: str) -> int:
     """Remove staged files; how many there were."""
     from pyarrow.fs import FileSelector
 
-    path = f"{_data(location)}/{folder}"
-    scheme, netloc, plain = io.parse_location(path, io.properties)
-    files = io.fs_by_scheme(scheme, netloc)
+    files, plain = _place(io, location, folder)
     found = files.get_file_info(FileSelector(plain, allow_not_found=True, recursive=True))
     if found:
         files.delete_dir(plain)
     return sum(one.is_file for one in found)
+
+
+def has_files(io: Any, location: str, folder: str) -> bool:
+    """Whether staged files are left in a folder."""
+    from pyarrow.fs import FileSelector
+
+    files, plain = _place(io, location, folder)
+    return bool(files.get_file_info(FileSelector(plain, allow_not_found=True, recursive=True)))
+
+
+def _place(io: Any, location: str, folder: str) -> tuple[Any, str]:
+    """The file system of a folder, and its name there."""
+    scheme, netloc, plain = io.parse_location(f"{_data(location)}/{folder}", io.properties)
+    return io.fs_by_scheme(scheme, netloc), plain
 
 
 def _data(location: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
@@ -91,7 +92,9 @@ def fence_out(
         token = tokens.next_above(connection, error.token)
         if restored:
             tell_restored(connection, fence, seen=error.token, lifted_to=token)
-        destination.raise_fence(replace(fence, token=token))
+        # Should it be too low again, another has raised it since: who was at work is fenced out.
+        with suppress(FenceTooLow):
+            destination.raise_fence(replace(fence, token=token))
 
 
 def is_published(

@@ -11,8 +11,9 @@ from typing import Any
 from psycopg import sql
 
 from tidegate.errors import DeclarationError
+from tidegate.lake.files import has_files
 from tidegate.lake.jars import lake_conf
-from tidegate.lake.metadata import lake_table, read_metadata
+from tidegate.lake.metadata import file_io, lake_table, read_metadata
 from tidegate.lake.reading import LakeRowsAt
 from tidegate.ledger.intents import Intents
 from tidegate.ledger.markers import Markers
@@ -98,8 +99,13 @@ class LakeTrial:
         for intent in Intents(ledger).of_table(connection, name):
             if not intent.abandoned:
                 yield f"the intent to publish {intent.update_id}"
-        for attempt_id in StagedFolders(ledger).attempts(connection, name):
-            yield f"staged files of attempt {attempt_id}"
+        catalog = self.context.catalog(self.sync.target.connection)
+        for one in StagedFolders(ledger).of_table(connection, name):
+            # A folder of the dead stays noted for a while, in case that they still write.
+            if not one.adopted and has_files(
+                file_io(catalog, one.location), one.location, one.folder
+            ):
+                yield f"staged files of attempt {one.attempt_id}"
 
     def _unrecorded(self, connection: Connection, table: LakeTable) -> Iterator[str]:
         ledger = self.context.ledger(self.sync.target.connection)
