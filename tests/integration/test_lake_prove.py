@@ -87,7 +87,7 @@ def test_a_sync_into_a_lake_survives_a_kill_at_every_point(
 
 
 def test_rows_of_a_lake_and_what_should_not_be_around_them_are_seen(
-    make_place: MakePlace, warm_spark: SparkSessions
+    make_place: MakePlace, warm_spark: SparkSessions, tmp_path: Path
 ) -> None:
     project, place = make_lake_project(make_place, warm_spark, LAKE)
     place.source.execute(TABLE)
@@ -107,10 +107,14 @@ def test_rows_of_a_lake_and_what_should_not_be_around_them_are_seen(
         "INSERT INTO {}.intents (target_table, update_id, attempt_id, fence)"
         " VALUES ('raw.orders', 'u-1', 'a-1', 1)",
         "INSERT INTO {}.staged_folders (folder, attempt_id, target_table, location)"
-        " VALUES ('f-1', 'a-2', 'raw.orders', 'file:///nowhere')",
+        f" VALUES ('f-1', 'a-2', 'raw.orders', '{tmp_path.as_uri()}')",
         "DELETE FROM {}.table_updates",
     ):
         place.control.execute(sql.SQL(statement).format(ledger))
+    assert "staged files of attempt a-2" not in trial.leftovers()
+    staged = tmp_path / "data" / "f-1"
+    staged.mkdir(parents=True)
+    (staged / "one.parquet").touch()
     left = trial.leftovers()
     assert left[:3] == [
         f"branch tidegate_{'a' * 32}",

@@ -220,7 +220,7 @@ def test_versions_that_are_appended_and_tables_that_are_replaced(
     found = verify_cold(place)
     assert (found.verdict, found.source_rows, found.target_rows) == (Verdict.EQUAL, 10, 11)
     assert "1 more rows are there" in " ".join(found.notes)
-    assert "append keeps every version here" in " ".join(found.notes)
+    assert "rows have no key here" in " ".join(found.notes)
     change(project, "DELETE FROM lake.raw.orders WHERE id = 2")
     told = difference(verify_cold(place))
     assert (told.missing, told.extra) == (1, 0)
