@@ -16,11 +16,9 @@ from tidegate.ledger.ledger import Ledger
 from tidegate.ledger.markers import Markers
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.log import log
-from tidegate.model.batch import BatchKind
 from tidegate.model.cursor import CursorType
 from tidegate.model.lake import LakeTable, Seen
 from tidegate.model.relation import Relation
-from tidegate.model.rules import Mode
 from tidegate.model.watermark import Watermark
 from tidegate.postgres.connect import Connection
 
@@ -59,7 +57,6 @@ def intent_of(
 ) -> Intent:
     """What an attempt is about to publish, or has."""
     fence = publication.fence
-    full = publication.batch.kind is BatchKind.FULL
     return Intent(
         publication.update_id,
         fence.attempt_id,
@@ -67,7 +64,7 @@ def intent_of(
         base,
         snapshot,
         move_of(publication, applied),
-        repeatable=full or publication.rules.mode is not Mode.APPEND,
+        repeatable=not publication.only_adds,
     )
 
 

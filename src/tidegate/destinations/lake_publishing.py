@@ -93,7 +93,7 @@ class LakePublishing:
         )
         marks = marks_of(publication)
         self.session.mark(marks)
-        if late and not rows.only_adds(publication.batch):
+        if late and not publication.only_adds:
             return self._publish_directly(rows, table, marks)
         try:
             applied = rows.apply(table, self._branch, publication.batch, marks)

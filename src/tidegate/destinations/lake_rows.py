@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from tidegate.destinations.apply import Applied
+from tidegate.destinations.lake_application import LakeApplication
 from tidegate.lake import statements
 from tidegate.lake.bounds import all_newer
 from tidegate.lake.catalog import backticked
@@ -17,7 +18,7 @@ from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.lake import MAIN, UPDATE_ID, LakeTable
 from tidegate.model.load import StagedWrite
 from tidegate.model.relation import Relation
-from tidegate.model.rules import Duplicates, Mode, Rules
+from tidegate.model.rules import Rules
 from tidegate.model.shape import Shape
 
 _MERGED = "spark.merge-into.num-target-rows-"
@@ -62,56 +63,46 @@ class LakeRows:
             if full and had:
                 self.session.run(statements.clear_rows(into))
             return Applied(table.rows(branch or MAIN) if full else 0, first=False)
-        shape, mode = self.shape, self.rules.mode
-        newest = self.rules.duplicates is Duplicates.NEWEST and mode is not Mode.APPEND
-        folds = newest and shape.may_repeat_keys
-        # On main itself others may add rows at any moment.
-        only_adds = self.only_adds(batch) or (branch is not None and not had)
-        is_whole = not folds and shape.deleted is None
-        if only_adds and is_whole and table.is_plain and self.session.is_classic:
+        application = LakeApplication(
+            self.shape,
+            self.rules,
+            full=full,
+            has_rows=had,
+            is_plain=table.is_plain,
+            is_classic=self.session.is_classic,
+            on_branch=branch is not None,
+        )
+        if application.registers:
             self._register(branch, marks)
             return Applied(self.count, first=not had)
-        rows = self.view()
-        if folds:
-            rows = statements.newest_rows(rows, shape)
-        if only_adds or not shape.key or mode is Mode.APPEND:
-            statement = statements.insert_rows(into, rows, shape, overwrite=not only_adds)
-        else:
-            bounds: Sequence[object] = ()
-            # On main, whatever others add meanwhile could be one of these rows.
-            question = statements.find_bounds(rows, shape) if branch is None and not full else None
-            if question is not None:
-                bounds = self.session.run(question)[0]
-            statement = statements.merge_rows(
-                into,
-                rows,
-                shape,
-                newest_wins=mode is not Mode.DELETE_INSERT and not full,
-                full=full,
-                bounds=bounds,
-                all_newer=not full and self._is_newer(branch),
-            )
-        self.session.run(statement)
+        self.session.run(self._statement(application, into, branch))
         after = read_table(self.session.catalog, self.relation)
         assert after is not None
         return Applied(
             _count_changed(after, branch, marks),
             first=not had,
-            emptied=shape.deleted is not None and not self._has_rows(after, branch),
+            emptied=self.shape.deleted is not None and not self._has_rows(after, branch),
         )
 
-    def _is_newer(self, branch: str | None) -> bool:
-        """Whether the cursor of every row is above all that is there; main may change meanwhile."""
+    def _statement(self, application: LakeApplication, into: str, branch: str | None) -> str:
+        rows = self.view()
+        if not application.merges or application.full:
+            return application.statement(into, rows)
+        if branch is not None:
+            return application.statement(into, rows, all_newer=self._is_newer(branch))
+        # On main, whatever others add meanwhile could be one of these rows.
+        question = statements.find_bounds(rows, self.shape)
+        bounds = () if question is None else self.session.run(question)[0]
+        return application.statement(into, rows, bounds=bounds)
+
+    def _is_newer(self, branch: str) -> bool:
+        """Whether the cursor of every row is above all that is there."""
         cursor = self.shape.cursor
-        if branch is None or cursor is None or self.shape.deleted is not None:
+        if cursor is None or self.shape.deleted is not None:
             return False
         return all_newer(
             self.session.catalog, self.relation, branch, self.location, self.writes, cursor
         )
-
-    def only_adds(self, batch: Batch) -> bool:
-        """Whether the rows go beside what is there, whatever that is."""
-        return self.rules.mode is Mode.APPEND and batch.kind is not BatchKind.FULL
 
     def _register(self, branch: str | None, marks: Mapping[str, str]) -> None:
         self.adopt({write.write_id.partition("/")[0] for write in self.writes})

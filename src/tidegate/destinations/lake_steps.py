@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from tidegate.destinations.lake_application import LakeApplication
 from tidegate.lake import statements
 from tidegate.lake.catalog import Catalog, backticked
 from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.lake import LakeTable, branch_name
 from tidegate.model.layout import Layout
 from tidegate.model.relation import Relation
-from tidegate.model.rules import Duplicates, Mode, Rules
+from tidegate.model.rules import Rules
 from tidegate.model.shape import Shape
 
 _ATTEMPT = "<attempt>"
@@ -58,21 +59,16 @@ def publish_steps(
     """
     branch = branch_name(_ATTEMPT)
     into = statements.branch_table(catalog, relation, branch)
-    full = batch is not None and batch.kind is BatchKind.FULL
-    before = 0 if table is None else table.rows()
-    plain = not (layout.partition_by or layout.sort_by) if table is None else table.is_plain
-    newest = rules.duplicates is Duplicates.NEWEST and rules.mode is not Mode.APPEND
-    folds = newest and bool(shape.key) and not shape.key_is_unique
-    only_adds = not before or (rules.mode is Mode.APPEND and not full)
-    rows = backticked(statements.STAGED)
-    if only_adds and not folds and plain and classic:
-        step = f"append the staged files to {into} as they are"
-    else:
-        rows = statements.newest_rows(rows, shape) if folds else rows
-        if only_adds or not shape.key or rules.mode is Mode.APPEND:
-            overwrite = bool(before) and not only_adds
-            step = statements.insert_rows(into, rows, shape, overwrite=overwrite)
-        else:
-            newest_wins = rules.mode is Mode.MERGE and not full
-            step = statements.merge_rows(into, rows, shape, newest_wins=newest_wins, full=full)
+    application = LakeApplication(
+        shape,
+        rules,
+        full=batch is not None and batch.kind is BatchKind.FULL,
+        # Where the metadata does not tell, it has most likely.
+        has_rows=table is not None and table.has_rows() is not False,
+        is_plain=layout.divides_nothing if table is None else table.is_plain,
+        is_classic=classic,
+    )
+    step = f"append the staged files to {into} as they are"
+    if not application.registers:
+        step = application.statement(into, backticked(statements.STAGED))
     return (step, statements.fast_forward(catalog, relation, branch))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidegate.ledger.fences import Fence
-from tidegate.model.batch import Batch
+from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.cursor import CursorType
 from tidegate.model.load import StagedWrite
 from tidegate.model.rules import Rules
@@ -31,6 +31,10 @@ class Publication:
     remaining_seconds: Callable[[], float]
     rules: Rules
     declaration: Mapping[str, Any] | None = None
+
+    @property
+    def only_adds(self) -> bool:
+        return self.rules.only_adds(full=self.batch.kind is BatchKind.FULL)
 
     @property
     def rows(self) -> int:

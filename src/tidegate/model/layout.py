@@ -99,8 +99,13 @@ class Layout:
         )
 
     @property
+    def divides_nothing(self) -> bool:
+        """Whether any file may be added to such a table."""
+        return not (self.partition_by or self.sort_by)
+
+    @property
     def is_plain(self) -> bool:
-        return not (self.partition_by or self.sort_by or self.properties)
+        return self.divides_nothing and not self.properties
 
 
 def _unquoted(name: str) -> str:

@@ -21,6 +21,23 @@ def loaded_batches(watermark: Watermark, *, nulls: bool) -> list[Batch]:
     return batches
 
 
+def compared_batches(source: PostgresSource, watermark: Watermark, *, nulls: bool) -> list[Batch]:
+    """What is in, as it is read again to be compared; without a cursor that is all of it."""
+    if source.cursor is None:
+        return [Batch(BatchKind.FULL)]
+    return loaded_batches(watermark, nulls=nulls)
+
+
+def waiting_batches(source: PostgresSource, watermark: Watermark, *, nulls: bool) -> list[Batch]:
+    """What is not in yet; of a tie that is half done, the whole."""
+    if source.cursor is None:
+        return []
+    batches = [Batch(BatchKind.RANGE, watermark.value)]
+    if source.null_policy is not None and not nulls:
+        batches.append(Batch(BatchKind.NULLS))
+    return batches
+
+
 def loaded_condition(
     source: PostgresSource, watermark: Watermark, *, nulls: bool
 ) -> sql.Composable:

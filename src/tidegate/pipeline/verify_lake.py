@@ -16,7 +16,7 @@ from tidegate.destinations.lake import LakeDestination
 from tidegate.destinations.lake_target import find_changes
 from tidegate.errors import BusyError, DestinationError, StagingLost
 from tidegate.lake.reading import staged_batches
-from tidegate.model.batch import Batch, BatchKind
+from tidegate.model.batch import Batch
 from tidegate.model.identity import new_attempt_id
 from tidegate.model.lake import LakeTable
 from tidegate.model.load import StagedWrite
@@ -35,7 +35,12 @@ from tidegate.pipeline.lake_mirror import (
     newest_in_lake,
 )
 from tidegate.pipeline.lake_view import LakeView
-from tidegate.pipeline.loaded import loaded_batches, loaded_condition, pending_condition
+from tidegate.pipeline.loaded import (
+    compared_batches,
+    loaded_condition,
+    pending_condition,
+    waiting_batches,
+)
 from tidegate.pipeline.reading import read_only
 from tidegate.pipeline.sessions import Sessions
 from tidegate.pipeline.sides import LEFT_OUT, LeftOut, not_left_out, send_left_out, target_snapshot
@@ -168,8 +173,8 @@ class LakeVerification:
         with snapshot(connection) as name:
             nulls = self.nulls_loaded()
             staging = _Staging(self, destination, attempt_id, connection, name)
-            loaded = staging.stage(self._loaded(even, nulls))
-            waiting = staging.stage(self._waiting(even, nulls))
+            loaded = staging.stage(compared_batches(self.source, even, nulls=nulls))
+            waiting = staging.stage(waiting_batches(self.source, even, nulls=nulls))
             shape = (loaded + waiting)[0].shape
             notes = _check_comparable(self._table, shape, self.sync)
             with (
@@ -244,19 +249,6 @@ class LakeVerification:
 
     def _key(self, shape: Shape) -> tuple[str, ...]:
         return shape.key if self._is_keyed else shape.names
-
-    def _loaded(self, watermark: Watermark, nulls: bool) -> list[Batch]:
-        if self.source.cursor is None:
-            return [Batch(BatchKind.FULL)]
-        return loaded_batches(watermark, nulls=nulls)
-
-    def _waiting(self, watermark: Watermark, nulls: bool) -> list[Batch]:
-        if self.source.cursor is None:
-            return []
-        batches = [Batch(BatchKind.RANGE, watermark.value)]
-        if self.source.null_policy is not None and not nulls:
-            batches.append(Batch(BatchKind.NULLS))
-        return batches
 
     def _strangers(self) -> tuple[str, ...]:
         others = list(self.view.strangers())

@@ -12,7 +12,7 @@ from tidegate.destinations import merge
 from tidegate.destinations.postgres import PostgresDestination
 from tidegate.errors import BusyError, StagingLost
 from tidegate.ledger.watermarks import Watermarks
-from tidegate.model.batch import Batch, BatchKind
+from tidegate.model.batch import Batch
 from tidegate.model.drift import Loaded
 from tidegate.model.identity import new_attempt_id
 from tidegate.model.load import StagedWrite
@@ -23,7 +23,7 @@ from tidegate.model.watermark import Watermark
 from tidegate.pipeline.bags import compare_bags
 from tidegate.pipeline.comparable import check_comparable
 from tidegate.pipeline.compare import NONE, Hashing, Side, compare
-from tidegate.pipeline.loaded import loaded_batches
+from tidegate.pipeline.loaded import compared_batches, waiting_batches
 from tidegate.pipeline.sessions import Sessions
 from tidegate.pipeline.set_aside import leave_out_rejected, rejected_side
 from tidegate.pipeline.sides import (
@@ -87,8 +87,8 @@ class _Staging:
         even = replace(watermark, position=None)
         with snapshot(connection) as name:
             nulls = nulls_loaded()
-            loaded = self._stage(connection, name, self._loaded(even, nulls))
-            waiting = self._stage(connection, name, self._waiting(even, nulls))
+            loaded = self._stage(connection, name, compared_batches(self.source, even, nulls=nulls))
+            waiting = self._stage(connection, name, waiting_batches(self.source, even, nulls=nulls))
             shape = (loaded + waiting)[0].shape
             # Only now: rows staged after a snapshot are not seen in it.
             with target_snapshot(target):
@@ -204,19 +204,6 @@ class _Staging:
     def _watermark(self, target: Connection) -> Watermark:
         ledger = self.destination.ledger
         return Watermarks(ledger).get(target, self.sync.pipeline, str(self.sync.target.relation))
-
-    def _loaded(self, watermark: Watermark, nulls: bool) -> list[Batch]:
-        if self.source.cursor is None:
-            return [Batch(BatchKind.FULL)]
-        return loaded_batches(watermark, nulls=nulls)
-
-    def _waiting(self, watermark: Watermark, nulls: bool) -> list[Batch]:
-        if self.source.cursor is None:
-            return []
-        batches = [Batch(BatchKind.RANGE, watermark.value)]
-        if self.source.null_policy is not None and not nulls:
-            batches.append(Batch(BatchKind.NULLS))
-        return batches
 
     def _count(self, connection: Connection, batch: Batch) -> int:
         row = connection.execute(
