@@ -153,7 +153,11 @@ def test_all_migrations_give_the_schema_that_is_written_down(
     for part in PARTS:
         assert migrated[part] == written[part], part
     assert len(written["relations"]) > 20
-    assert {row[0] for row in written["sequences"]} == {"fence_tokens", "job_audit_id_seq"}
+    assert {row[0] for row in written["sequences"]} == {
+        "access_audit_id_seq",
+        "fence_tokens",
+        "job_audit_id_seq",
+    }
 
 
 def test_jobs_of_the_first_version_are_worked_on_by_the_next(

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tidegate.errors import SettingsError
 from tidegate.settings import load_settings
 from tidegate.settings.file import malformed
-from tidegate.settings.sections import FIXED, SyncSettings, keys_of
+from tidegate.settings.section import keys_of
+from tidegate.settings.sections import FIXED, SyncSettings
 
 BASE = '[project]\nname = "shop"\n'
 ORDERS = '[sync.orders]\nsource = "a:b"\ntarget = "c:d"\n'

@@ -14,11 +14,13 @@ VACUUM = "vacuum"
 """the kind of job that removes superseded versions"""
 PUBLISH = "publish"
 """the kind of job that publishes a DataFrame"""
+MAINTENANCE = "maintenance"
+"""the kind of job that maintains a lake's table"""
 NOTHING = "noop"
 """the kind of job that does nothing, to see that workers are there"""
 
 
-KINDS = frozenset({SYNC, VACUUM, PUBLISH, NOTHING})
+KINDS = frozenset({SYNC, VACUUM, PUBLISH, MAINTENANCE, NOTHING})
 LOADS = frozenset({SYNC, PUBLISH})
 """kinds whose work goes on where it stopped, whoever takes it up"""
 

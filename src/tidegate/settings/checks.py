@@ -63,7 +63,7 @@ def _control(value: object) -> object:
     return value
 
 
-def _duration(value: object) -> str:
+def duration(value: object) -> str:
     seconds = parse_duration(value)
     return value.strip() if isinstance(value, str) else format_duration(seconds)
 
@@ -71,7 +71,7 @@ def _duration(value: object) -> str:
 def _positive_duration(value: object) -> str:
     if parse_duration(value) < 0.001:
         raise ValueError("a duration above zero")
-    return _duration(value)
+    return duration(value)
 
 
 def _lookback(value: object) -> str | int:
@@ -80,12 +80,12 @@ def _lookback(value: object) -> str | int:
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
         return value
     try:
-        return _duration(value if isinstance(value, str) else None)
+        return duration(value if isinstance(value, str) else None)
     except ValueError as error:
         raise ValueError(f"{error}, or a whole number for an integer cursor") from None
 
 
-def _whole(low: int, high: int | None = None) -> Callable[[object], int]:
+def whole(low: int, high: int | None = None) -> Callable[[object], int]:
     expected = f"a whole number from {low} to {high}" if high else f"a whole number, {low} or more"
 
     def check(value: object) -> int:
@@ -240,7 +240,7 @@ Sql = Annotated[str, BeforeValidator(_sql)]
 Statements = Annotated[tuple[str, ...], BeforeValidator(_statements)]
 Checks = Annotated[dict[str, str], BeforeValidator(_checks)]
 Share = Annotated[float, BeforeValidator(_share)]
-Duration = Annotated[str, BeforeValidator(_duration)]
+Duration = Annotated[str, BeforeValidator(duration)]
 PositiveDuration = Annotated[str, BeforeValidator(_positive_duration)]
 ProjectName = Annotated[str, BeforeValidator(_project_name)]
 Location = Annotated[SecretStr, BeforeValidator(_control)]
@@ -251,7 +251,7 @@ SparkConf = Annotated[dict[str, str], BeforeValidator(_conf)]
 TableProperties = Annotated[dict[str, str], BeforeValidator(_table_properties)]
 TextOrNone = Annotated[str | None, BeforeValidator(_blank_is_none)]
 Remote = Annotated[str | None, BeforeValidator(_remote)]
-Attempts = Annotated[int, BeforeValidator(_whole(1, 1_000))]
-Concurrency = Annotated[int, BeforeValidator(_whole(1, 256))]
-Rows = Annotated[int, BeforeValidator(_whole(1))]
-Partitions = Annotated[int, BeforeValidator(_whole(1, 1_024))]
+Attempts = Annotated[int, BeforeValidator(whole(1, 1_000))]
+Concurrency = Annotated[int, BeforeValidator(whole(1, 256))]
+Rows = Annotated[int, BeforeValidator(whole(1))]
+Partitions = Annotated[int, BeforeValidator(whole(1, 1_024))]

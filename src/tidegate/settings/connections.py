@@ -19,7 +19,7 @@ from tidegate.settings.explain import (
 )
 from tidegate.settings.interpolate import interpolate, variables_in
 from tidegate.settings.location import EXPECTED, parse_location
-from tidegate.settings.sections import Section
+from tidegate.settings.section import Section
 
 MASK = "**********"
 CONTROL = "control"

@@ -9,7 +9,8 @@ from typing import Any
 
 from tidegate.settings.explain import Key, Origin, Problem, nearest
 from tidegate.settings.layers import Layers
-from tidegate.settings.sections import FIXED, SECTIONS, SyncSettings, keys_of
+from tidegate.settings.section import keys_of
+from tidegate.settings.sections import FIXED, SECTIONS, SyncSettings
 
 PREFIX = "TIDEGATE_"
 RESERVED = frozenset({"PROFILE", "PROJECT_DIR", "FAILPOINT", "LOG"})

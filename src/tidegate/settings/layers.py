@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidegate.settings.explain import Key, Origin, Problem, spell, unknown_key, wrong_value
-from tidegate.settings.sections import FIXED, SECTIONS, SyncSettings, keys_of
+from tidegate.settings.section import keys_of
+from tidegate.settings.sections import FIXED, SECTIONS, SyncSettings
 
 Table = dict[str, Any]
 

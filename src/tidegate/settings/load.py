@@ -27,7 +27,8 @@ from tidegate.settings.explain import (
 from tidegate.settings.file import read_file
 from tidegate.settings.interpolate import interpolate
 from tidegate.settings.layers import Layers, flatten_free_tables, map_text, unknown_keys
-from tidegate.settings.sections import SyncDefaults, keys_of
+from tidegate.settings.section import keys_of
+from tidegate.settings.sections import SyncDefaults
 from tidegate.settings.settings import Settings, name_problems, with_defaults
 
 

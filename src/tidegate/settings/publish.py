@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 from tidegate.settings import checks as values
 from tidegate.settings.durations import parse_duration
 from tidegate.settings.explain import Conflict, Origin, explain, key_of, refuse
-from tidegate.settings.sections import Section
+from tidegate.settings.section import Section
 
 
 class PublishSettings(Section):

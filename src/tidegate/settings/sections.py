@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer, model_validator
+from pydantic import Field, SecretStr, field_serializer, model_validator
 
 from tidegate.model.backoff import Backoff
 from tidegate.model.group import TargetTemplate
@@ -13,20 +13,11 @@ from tidegate.model.pattern import split_parts
 from tidegate.settings import checks as values
 from tidegate.settings.durations import parse_duration
 from tidegate.settings.explain import Conflict
+from tidegate.settings.maintenance import MaintenanceSettings
+from tidegate.settings.section import Section
+from tidegate.settings.serving import ServeSettings
 
 _DEFAULT_MASTER = "local[*]"
-
-
-class Section(BaseModel):
-    """What all sections share: frozen, no unknown keys, no input echoed in errors."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        hide_input_in_errors=True,
-        populate_by_name=True,
-        defer_build=True,
-    )
 
 
 class ProjectSettings(Section):
@@ -254,10 +245,7 @@ FIXED: dict[str, type[Section]] = {
     "worker": WorkerSettings,
     "ledger": LedgerSettings,
     "defaults": SyncDefaults,
+    "maintenance": MaintenanceSettings,
+    "serve": ServeSettings,
 }
 SECTIONS = (*FIXED, "connections", "sync")
-
-
-def keys_of(model: type[Section]) -> tuple[str, ...]:
-    """Return the keys of a section as TOML writes them."""
-    return tuple(field.alias or name for name, field in model.model_fields.items())

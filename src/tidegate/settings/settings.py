@@ -20,15 +20,17 @@ from tidegate.settings.connections import (
 )
 from tidegate.settings.explain import Key, Origin, Problem, explain, key_of, refuse
 from tidegate.settings.layers import unknown_keys
+from tidegate.settings.maintenance import MaintenanceSettings
+from tidegate.settings.section import Section
 from tidegate.settings.sections import (
     LedgerSettings,
     ProjectSettings,
-    Section,
     SparkSettings,
     SyncDefaults,
     SyncSettings,
     WorkerSettings,
 )
+from tidegate.settings.serving import ServeSettings
 
 SYNC_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
 
@@ -46,6 +48,8 @@ class Settings(Section):
     worker: WorkerSettings = Field(default_factory=WorkerSettings)
     ledger: LedgerSettings = Field(default_factory=LedgerSettings)
     defaults: SyncDefaults = Field(default_factory=SyncDefaults)
+    maintenance: MaintenanceSettings = Field(default_factory=MaintenanceSettings)
+    serve: ServeSettings = Field(default_factory=ServeSettings)
     sync: dict[str, SyncSettings] = Field(default_factory=dict)
 
     @field_serializer("connections")

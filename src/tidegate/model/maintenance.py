@@ -1,0 +1,141 @@
+"""Maintenance of a lake's table: the actions in their one order, what can be asked of each, and
+what each has done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+DAY = 86_400.0
+LEAST_ORPHAN_AGE_SECONDS = DAY
+"""Iceberg itself refuses to look for younger orphans: a writer may be about to commit them"""
+
+
+class Action(StrEnum):
+    """What can be done to a table, in the order in which it is always done."""
+
+    EXPIRE_SNAPSHOTS = "expire_snapshots"
+    REMOVE_ORPHAN_FILES = "remove_orphan_files"
+    REWRITE_DATA_FILES = "rewrite_data_files"
+    REWRITE_POSITION_DELETE_FILES = "rewrite_position_delete_files"
+    REWRITE_MANIFESTS = "rewrite_manifests"
+
+
+def in_order(actions: Iterable[Action]) -> tuple[Action, ...]:
+    """The actions in their one order, each once."""
+    wanted = set(actions)
+    return tuple(one for one in Action if one in wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpireSnapshots:
+    """Forget snapshots that are older than this, but keep the last ones of each branch."""
+
+    older_than_seconds: float = 5 * DAY
+    retain_last: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveOrphanFiles:
+    """Delete files that no snapshot knows and that are older than this."""
+
+    older_than_seconds: float = 3 * DAY
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteDataFiles:
+    """Put small files together; `target_file_bytes` None is what the table itself says."""
+
+    target_file_bytes: int | None = None
+    min_input_files: int = 5
+    sort: bool = False
+    """by the table's own order, as opposed to bin-packing"""
+    partial_progress: bool = False
+    """commit group by group, so that a killed run loses less"""
+
+
+@dataclass(frozen=True, slots=True)
+class RewritePositionDeleteFiles:
+    """Put small delete files together and drop those that delete nothing any more."""
+
+    min_input_files: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteManifests:
+    """Put small manifests together, sorted by partition."""
+
+
+ActionOptions = (
+    ExpireSnapshots
+    | RemoveOrphanFiles
+    | RewriteDataFiles
+    | RewritePositionDeleteFiles
+    | RewriteManifests
+)
+OPTIONS: Mapping[Action, type[ActionOptions]] = {
+    Action.EXPIRE_SNAPSHOTS: ExpireSnapshots,
+    Action.REMOVE_ORPHAN_FILES: RemoveOrphanFiles,
+    Action.REWRITE_DATA_FILES: RewriteDataFiles,
+    Action.REWRITE_POSITION_DELETE_FILES: RewritePositionDeleteFiles,
+    Action.REWRITE_MANIFESTS: RewriteManifests,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be done to one table: each action with its options, in order."""
+
+    steps: tuple[tuple[Action, ActionOptions], ...]
+
+    @classmethod
+    def of(cls, options: Mapping[Action, ActionOptions]) -> Order:
+        return cls(tuple((one, options[one]) for one in in_order(options)))
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        return tuple(action for action, _ in self.steps)
+
+    def document(self) -> dict[str, dict[str, Any]]:
+        """For the payload of a job; `read` takes it back."""
+        return {action.value: asdict(options) for action, options in self.steps}
+
+    @classmethod
+    def read(cls, document: Mapping[str, Mapping[str, Any]]) -> Order:
+        """What `document` gave; KeyError, ValueError or TypeError where it was no such thing."""
+        return cls.of(
+            {Action(name): OPTIONS[Action(name)](**given) for name, given in document.items()}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """So many files, and what they weigh."""
+
+    files: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What an action does or did to what it works on.
+
+    `of` says what is counted: all files for expire_snapshots and remove_orphan_files, else data
+    files, delete files or manifests. `snapshots` is how many expire_snapshots forgets.
+    """
+
+    of: str
+    before: Amount
+    after: Amount
+    snapshots: int | None = None
+
+    @property
+    def removed(self) -> Amount:
+        """How much less there is; negative where there is more."""
+        return Amount(self.before.files - self.after.files, self.before.bytes - self.after.bytes)
+
+    @property
+    def is_nothing(self) -> bool:
+        return self.before == self.after and not self.snapshots
