@@ -33,6 +33,9 @@ class FileEntry(NamedTuple):
     bytes: int
     data_file: str | None = None
     """the only data file that a position delete file or deletion vector is for"""
+    file_bytes: int = 0
+    """of the file that it lies in; a file may hold several deletion vectors"""
+    is_vector: bool = False
 
 
 def manifests_of(table: Table, snapshot: Snapshot | None) -> list[ManifestFile]:
@@ -67,12 +70,10 @@ def read_entries(io: FileIO, manifest: ManifestFile) -> Iterator[FileEntry]:
             if entry[0] == _DELETED:
                 continue
             sequence, file = entry[2], entry[4]
-            content, size, data_file = file[_CONTENT] or DATA, file[_BYTES], None
+            content, size, data_file, vector = file[_CONTENT] or DATA, file[_BYTES], None, False
             if content == POSITION_DELETES:
                 data_file = file[reference] or _only_path(file[lower], file[upper])
-                if file[piece] is not None:
-                    # One of several deletion vectors in a file.
-                    size = file[piece]
+                vector = file[piece] is not None
             yield FileEntry(
                 content,
                 file[_PATH],
@@ -80,8 +81,10 @@ def read_entries(io: FileIO, manifest: ManifestFile) -> Iterator[FileEntry]:
                 tuple(file[_PARTITION]),
                 inherited if sequence is None else sequence,
                 file[_RECORDS],
-                size,
+                file[piece] if vector else size,
                 data_file,
+                size,
+                vector,
             )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from statistics import median_low
@@ -11,12 +11,18 @@ from typing import TYPE_CHECKING
 
 from tidegate.lake.catalog import Catalog
 from tidegate.lake.consistent import read_consistently
-from tidegate.lake.dangling import Deletes, PartitionKey
+from tidegate.lake.deletes import Deletes, PartitionKey
 from tidegate.lake.manifest_entries import (
     POSITION_DELETES,
     holds_deletes,
     manifests_of,
     read_entries,
+)
+from tidegate.lake.table_properties import (
+    MANIFEST_SIZE,
+    TARGET_SIZE,
+    may_delete_files,
+    whole_property,
 )
 from tidegate.model.bin_packing import TARGET_FILE_BYTES, TARGET_MANIFEST_BYTES, FileSizes
 from tidegate.model.maintenance import Amount
@@ -27,9 +33,6 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import ManifestFile
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
-
-TARGET_SIZE = "write.target-file-size-bytes"
-MANIFEST_SIZE = "commit.manifest.target-size-bytes"
 
 
 def read_facts(catalog: Catalog, relation: Relation) -> TableFacts | None:
@@ -43,12 +46,14 @@ def facts_of(table: Table) -> TableFacts:
     current = table.current_snapshot()
     manifests = manifests_of(table, current)
     target = whole_property(metadata.properties, TARGET_SIZE, TARGET_FILE_BYTES)
-    found = _Files(FileSizes(target).least, Deletes(unpartitioned_specs(metadata)))
+    found = _Files(FileSizes(target).least, Deletes(metadata))
     found.read(table, manifests)
-    small, small_after = found.small(metadata.default_spec_id, FileSizes(target))
+    small = found.small(metadata.default_spec_id)
     sizes = [one.bytes for one in found.partitions.values()]
+    oldest = {key: one.oldest for key, one in found.partitions.items()}
     kinds = Counter(ref.snapshot_ref_type.value for ref in metadata.refs.values())
     at = [one.timestamp_ms for one in metadata.snapshots]
+    loose = _loose_snapshots(metadata)
     return TableFacts(
         uuid=str(metadata.table_uuid),
         location=metadata.location,
@@ -63,8 +68,8 @@ def facts_of(table: Table) -> TableFacts:
         records=found.records,
         target_file_bytes=target,
         data=Amount(sum(one.files for one in found.partitions.values()), sum(sizes)),
-        small=small,
-        small_after=small_after,
+        small=Amount(sum(one.files for one in small), sum(one.bytes for one in small)),
+        small_after=sum(FileSizes(target).output_files(one.bytes) for one in small),
         partitions=len(sizes),
         largest_partition_bytes=max(sizes, default=0),
         median_partition_bytes=median_low(sizes) if sizes else 0,
@@ -72,25 +77,20 @@ def facts_of(table: Table) -> TableFacts:
         position_deleted_rows=found.position_deletes.rows,
         equality_deletes=found.equality_deletes.amount,
         equality_deleted_rows=found.equality_deletes.rows,
-        dangling_delete_files=found.dangling(),
+        dangling_delete_files=found.deletes.dangling(oldest),
         manifests=Amount(len(manifests), sum(one.manifest_length for one in manifests)),
         small_manifests=_small_manifests(
-            manifests, whole_property(metadata.properties, MANIFEST_SIZE, TARGET_MANIFEST_BYTES)
+            manifests,
+            whole_property(metadata.properties, MANIFEST_SIZE, TARGET_MANIFEST_BYTES),
+            metadata.default_spec_id,
         ),
         metadata_files=len(metadata.metadata_log),
+        most_small_together=max((one.files for one in small), default=0),
+        position_deletes_after=found.deletes.put_together(2, oldest)[1].files,
+        loose_snapshots=len(loose),
+        oldest_loose_at=moment(min(loose)) if loose else None,
+        may_delete_files=may_delete_files(metadata.properties),
     )
-
-
-def whole_property(properties: Mapping[str, str], name: str, default: int) -> int:
-    """A number among the table's properties; what cannot be read as one counts as not given."""
-    try:
-        return int(properties.get(name, default)) or default
-    except ValueError:
-        return default
-
-
-def unpartitioned_specs(metadata: TableMetadata) -> frozenset[int]:
-    return frozenset(one.spec_id for one in metadata.partition_specs if one.is_unpartitioned())
 
 
 def moment(milliseconds: int) -> datetime:
@@ -168,26 +168,27 @@ class _Files:
             if named:
                 self.deletes.see(entry)
 
-    def small(self, spec_id: int, sizes: FileSizes) -> tuple[Amount, int]:
-        """Small files that another can be put beside, and how many would come of them."""
-        groups: Counter[PartitionKey | None] = Counter()
-        weights: Counter[PartitionKey | None] = Counter()
+    def small(self, spec_id: int) -> list[Amount]:
+        """Small files of each partition that has several: what can be put together."""
+        groups: dict[PartitionKey | None, Amount] = {}
         for key, one in self.partitions.items():
             # Iceberg puts all files of former partitionings together.
             group = key if key[0] == spec_id else None
-            groups[group] += one.small_files
-            weights[group] += one.small_bytes
-        several = [group for group, files in groups.items() if files > 1]
-        amount = Amount(sum(groups[one] for one in several), sum(weights[one] for one in several))
-        return amount, sum(sizes.output_files(weights[one]) for one in several)
-
-    def dangling(self) -> int:
-        return self.deletes.dangling({key: one.oldest for key, one in self.partitions.items()})
+            held = groups.get(group, Amount())
+            groups[group] = Amount(held.files + one.small_files, held.bytes + one.small_bytes)
+        return [one for one in groups.values() if one.files > 1]
 
 
-def _small_manifests(manifests: Iterable[ManifestFile], target: int) -> int:
-    beside: Counter[tuple[int, bool]] = Counter()
+def _loose_snapshots(metadata: TableMetadata) -> list[int]:
+    """When the snapshots were made that no branch or tag points at."""
+    heads = {ref.snapshot_id for ref in metadata.refs.values()}
+    return [one.timestamp_ms for one in metadata.snapshots if one.snapshot_id not in heads]
+
+
+def _small_manifests(manifests: Iterable[ManifestFile], target: int, spec_id: int) -> int:
+    beside: Counter[bool] = Counter()
     for one in manifests:
-        if one.manifest_length < target:
-            beside[one.partition_spec_id, holds_deletes(one)] += 1
+        # Iceberg rewrites those of the partitioning that is in force.
+        if one.manifest_length < target and one.partition_spec_id == spec_id:
+            beside[holds_deletes(one)] += 1
     return sum(count for count in beside.values() if count > 1)
