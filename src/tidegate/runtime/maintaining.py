@@ -19,8 +19,6 @@ from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.claiming import table_resource
 
-MAX_ATTEMPTS = 3
-
 
 def maintenance_request(
     context: Context,
@@ -50,7 +48,7 @@ def maintenance_request(
         name=str(target),
         resource=table_resource(context, target),
         payload=_payload(target, order, actor),
-        max_attempts=MAX_ATTEMPTS,
+        max_attempts=context.settings.worker.max_attempts,
         priority=priority,
         lock_at=lock_at,
         unique_key=unique_key,
