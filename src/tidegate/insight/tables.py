@@ -185,12 +185,20 @@ def _only(
         raise UsageError(f"{text} could be each of {several}", "name one of them in full")
     if found:
         return cached_view(context, found[0])
-    names = [str(one) for one in cache(context).names(control, lakes(context))]
-    near = nearest(text, names) or nearest(text, [one.partition(":")[2] for one in names])
+    near = _nearest(text, cache(context).names(control, lakes(context)))
     raise UnknownTable(
         f"there is no table {text} in the lakes of project {context.settings.project.name}",
         f"did you mean {near}?" if near else "see those that are: tidegate table list --refresh",
     )
+
+
+def _nearest(text: str, tables: Sequence[Endpoint]) -> str | None:
+    """The table that was probably meant, however much of its name was given."""
+    written = {one.relation.name: str(one) for one in tables}
+    written |= {str(one.relation): str(one) for one in tables}
+    written |= {str(one): str(one) for one in tables}
+    near = nearest(text, written)
+    return None if near is None else written[near]
 
 
 def _catalog(context: Context, name: str, cached: CachedCatalog | None) -> CatalogView:
