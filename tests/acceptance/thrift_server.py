@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -17,25 +18,26 @@ from tidegate.lake.jars import find_jars, lake_conf
 
 HOST = "127.0.0.1"
 _CLASS = "org.apache.spark.sql.hive.thriftserver.HiveThriftServer2"
-# It says everything that it would say anywhere, so that a secret in it is found.
+# It says what it would say anywhere, so that a secret in it is found.
 _LOG4J = """\
-rootLogger.level = {level}
+rootLogger.level = info
 rootLogger.appenderRef.console.ref = console
 appender.console.type = Console
 appender.console.name = console
 appender.console.target = SYSTEM_ERR
 appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %d %p %c{{1}}: %m%n%ex
+appender.console.layout.pattern = %d %p %c{1}: %m%n%ex
 """
 
 
 class ThriftServer:
     """One server from the pip package, on a port of its own, with its metastore in its folder."""
 
-    def __init__(self, folder: Path, level: str = "info") -> None:
+    def __init__(self, folder: Path, conf: Mapping[str, str]) -> None:
+        """`conf`: what it is started with besides, such as a catalog."""
         self.port = _free_port()
         self._folder = folder
-        self._level = level
+        self._conf = conf
         self._process: Process | None = None
 
     @property
@@ -62,7 +64,11 @@ class ThriftServer:
         assert package.origin is not None
         settings = self._folder / "conf"
         settings.mkdir()
-        (settings / "log4j2.properties").write_text(_LOG4J.format(level=self._level))
+        (settings / "log4j2.properties").write_text(_LOG4J)
+        # Not in its command, since a catalog has a password.
+        (settings / "spark-defaults.conf").write_text(
+            "".join(f"{name} {value}\n" for name, value in self._conf.items())
+        )
         conf = {
             "spark.driver.bindAddress": HOST,
             "spark.driver.host": HOST,
@@ -75,7 +81,6 @@ class ThriftServer:
             ),
             "spark.hadoop.hive.server2.thrift.bind.host": HOST,
             "spark.hadoop.hive.server2.thrift.port": str(self.port),
-            "spark.hadoop.hive.server2.logging.operation.enabled": "false",
             **lake_conf({}, postgres=True),
         }
         # Its statements see the class path that it was started with, and not what is added later.

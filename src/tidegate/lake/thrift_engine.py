@@ -58,9 +58,9 @@ class ThriftEngine:
         for session in found:
             session.interrupt()
 
-    def check(self) -> None:
+    def check(self, seconds: float) -> None:
         """Open a session and close it again."""
-        self._open({}).close()
+        self._open({}, seconds).close()
 
     def conf(self, catalog: Catalog, attempt_id: str) -> dict[str, str]:
         """What a session is opened with; where the server knows the catalog, no secret is in it."""
@@ -80,7 +80,7 @@ class ThriftEngine:
                 )
         return {**_DEFAULTS, **given}
 
-    def _open(self, conf: Mapping[str, str]) -> ThriftSession:
+    def _open(self, conf: Mapping[str, str], seconds: float | None = None) -> ThriftSession:
         try:
             from tidegate.lake.thrift_session import ThriftSession
         except ImportError as error:
@@ -88,4 +88,6 @@ class ThriftEngine:
                 f"maintenance.engine is a Thrift server, and {error.name} is not installed",
                 'pip install "tidegate[thrift]"',
             ) from error
-        return ThriftSession(self.address, conf)
+        if seconds is None:
+            return ThriftSession(self.address, conf)
+        return ThriftSession(self.address, conf, seconds)

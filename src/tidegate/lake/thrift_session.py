@@ -1,6 +1,6 @@
 """A session of a HiveServer2: statements one after the other, given up from another thread.
 
-Thrift's transports belong to one thread each; what another thread has to say goes over a second one.
+A transport of Thrift belongs to one thread; what another thread has to say goes over a second one.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _CONNECT_SECONDS = 10.0
 # An answer may wait until a gateway has started the Spark behind it.
 _ANSWER_SECONDS = 300.0
 _CANCEL_SECONDS = 5.0
+_USER = "tidegate"
 _POLL_SECONDS = (0.02, 0.05, 0.1, 0.2)
 _FETCHED_ROWS = 1000
 _RUNNING = (
@@ -39,6 +40,7 @@ _RUNNING = (
 _SETTING = "set:hiveconf:"
 _WRAPPED = ("org.apache.hive.service.cli.HiveSQLException: ", "Error running query: ")
 _CAUSE = "Caused by: "
+_SECRET = re.compile(r"password|secret|token|credential|key$", re.IGNORECASE)
 # [CONDITION] org.apache.spark.SomeException: [CONDITION] and what it means
 _TWICE = re.compile(r"^(\[[^\]]+\]) [\w.$]+: \1")
 
@@ -46,15 +48,22 @@ _TWICE = re.compile(r"^(\[[^\]]+\]) [\w.$]+: \1")
 class ThriftSession:
     """One session; what is set in it is set nowhere else."""
 
-    def __init__(self, address: ThriftAddress, conf: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        address: ThriftAddress,
+        conf: Mapping[str, str],
+        answer_seconds: float = _ANSWER_SECONDS,
+    ) -> None:
         self._address = address
+        secrets = (value for key, value in conf.items() if _SECRET.search(key))
+        self._secrets = tuple(filter(None, (address.password, *secrets)))
         self._interrupted = threading.Event()
         self._running: Any = None
         self._socket: socket.socket | None = None
         with self._translated("a session could not be opened"):
-            self._socket, transport = _transport(address, _ANSWER_SECONDS)
+            self._socket, transport = _transport(address, answer_seconds)
             self._connection = hive.Connection(
-                username=address.user,
+                username=address.user or _USER,
                 database=address.database.replace("`", "``"),
                 configuration={f"{_SETTING}{key}": value for key, value in conf.items()},
                 thrift_transport=transport,
@@ -79,7 +88,7 @@ class ThriftSession:
             # Its statement may not have begun: with its session the server forgets it.
             self._cut()
             return
-        # Within the time that is left to them, the thread that waits leaves in any case.
+        # The thread that waits for it leaves in any case; this ends the work itself.
         with suppress(OSError, Error, TException):
             _, transport = _transport(self._address, _CANCEL_SECONDS)
             try:
@@ -91,6 +100,8 @@ class ThriftSession:
 
     def close(self) -> None:
         """End the session, and with it whatever still runs in it."""
+        if self._socket is not None:
+            self._socket.settimeout(_CANCEL_SECONDS)
         with suppress(OSError, Error, TException):
             self._connection.close()
         self._cut()
@@ -105,7 +116,7 @@ class ThriftSession:
         if found.operationState == ttypes.TOperationState.FINISHED_STATE:
             return
         self._refuse_interrupted()
-        raise DestinationError(f"{self._address}: {said(found.errorMessage)}", _hint())
+        raise self._failed(found.errorMessage)
 
     def _rows(self, cursor: Any, names: Sequence[str]) -> Iterator[dict[str, object]]:
         with self._translated("rows could not be fetched"):
@@ -123,6 +134,12 @@ class ThriftSession:
         if self._interrupted.is_set():
             raise DestinationError(f"the work at {self._address} was interrupted")
 
+    def _failed(self, message: str | None) -> DestinationError:
+        text = said(message)
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return DestinationError(f"{self._address}: {text}", "the server's log says more")
+
     def _cut(self) -> None:
         if self._socket is not None:
             with suppress(OSError):
@@ -130,7 +147,7 @@ class ThriftSession:
 
     @contextmanager
     def _translated(self, what: str) -> Iterator[None]:
-        """The driver's errors as ours; they hold no more than the server's own words."""
+        """The driver's errors as ours."""
         try:
             yield
         except TidegateError:
@@ -138,8 +155,7 @@ class ThriftSession:
         except Error as error:
             self._refuse_interrupted()
             status = getattr(error.args[0] if error.args else None, "status", None)
-            message = said(getattr(status, "errorMessage", None) or str(error))
-            raise DestinationError(f"{self._address}: {what}: {message}", _hint()) from None
+            raise self._failed(getattr(status, "errorMessage", None) or str(error)) from None
         except (OSError, EOFError, AssertionError, TException) as error:
             self._refuse_interrupted()
             lines = str(error).splitlines()
@@ -165,37 +181,45 @@ def said(text: str | None) -> str:
     return f"{first} ({causes[-1]})"
 
 
-def _transport(address: ThriftAddress, seconds: float) -> tuple[socket.socket, Any]:
+def _transport(address: ThriftAddress, answer_seconds: float) -> tuple[socket.socket, Any]:
     """A connection that is there, and what speaks over it; it has yet to be opened."""
     handle = socket.create_connection((address.host, address.port), _CONNECT_SECONDS)
     handle.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    found = _Connected(address.host, address.port)
-    found.setHandle(handle)
-    found.setTimeout(seconds * 1000)
+    connected = _Connected(handle, answer_seconds)
     if address.auth == NOSASL:
-        return handle, TBufferedTransport(found)
+        return handle, TBufferedTransport(connected)
     plain = {
         "host": address.host,
         "sasl_auth": "PLAIN",
-        "username": address.user or hive.getpass.getuser(),
+        "username": address.user or _USER,
         # One that is not asked for must not be empty either.
         "password": address.password or "x",
     }
-    return handle, TSaslClientTransport(lambda: hive.get_installed_sasl(**plain), "PLAIN", found)
+    return handle, _Greeted(lambda: hive.get_installed_sasl(**plain), "PLAIN", connected)
 
 
 class _Connected(TSocket):  # type: ignore[misc]
-    """A socket that was connected before, so that there is a time limit for that alone."""
+    """A socket that was connected before; answers may take longer than that and than a greeting."""
+
+    def __init__(self, handle: socket.socket, answer_seconds: float) -> None:
+        super().__init__()
+        self.setHandle(handle)
+        self.setTimeout(_CONNECT_SECONDS * 1000)
+        self._answer_seconds = answer_seconds
 
     def open(self) -> None:
-        """It is."""
+        self.setTimeout(self._answer_seconds * 1000)
+
+
+class _Greeted(TSaslClientTransport):  # type: ignore[misc]
+    """A server that expects no greeting would not answer it either."""
+
+    def open(self) -> None:
+        super().open()
+        self._trans.open()
 
 
 def _pauses() -> Iterator[float]:
     yield from _POLL_SECONDS
     while True:
         yield _POLL_SECONDS[-1]
-
-
-def _hint() -> str:
-    return "the server's log says more"

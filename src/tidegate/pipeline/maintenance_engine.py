@@ -5,15 +5,26 @@ from __future__ import annotations
 from tidegate.lake.engine import Engine, SparkEngine
 from tidegate.lake.thrift_engine import ThriftEngine
 from tidegate.pipeline.context import Context
+from tidegate.settings import Settings, SparkSettings
 from tidegate.spark.session import SparkSessions
 
 
 def engine_of(context: Context) -> Engine:
-    """What `maintenance.engine` says; without it the project's own Spark."""
+    """What `maintenance.engine` says; without it the project's own Spark.
+
+    It is the same one every time, since it knows what it could interrupt.
+    """
     address = context.settings.maintenance.engine
     if address is None:
         return SparkEngine(context.spark)
+    if context.engine is None:
+        context.engine = _engine(context.settings, address)
+    return context.engine
+
+
+def _engine(settings: Settings, address: str) -> Engine:
     if address.startswith("thrift://"):
         return ThriftEngine(address)
-    elsewhere = context.settings.spark.model_copy(update={"remote": address, "master": None})
-    return SparkEngine(SparkSessions(elsewhere, context.settings.state_directory))
+    # [spark] may be a Spark of this process.
+    remote = SparkSettings(remote=address)
+    return SparkEngine(SparkSessions(remote, settings.state_directory, beside=True))
