@@ -68,7 +68,7 @@ def route(
         return {"responses": responses, **more}
     return {
         "responses": responses,
-        "dependencies": [Depends(one) for one in (Allow(scope), *before)],
+        "dependencies": [Depends(Allow(scope)), *(Depends(one) for one in before)],
         "openapi_extra": {"security": [{"token": [scope.value]}], "x-scope": scope.value},
         **more,
     }

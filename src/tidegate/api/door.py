@@ -50,7 +50,7 @@ class Door:
         try:
             await self._serve(scope, receive, noting, state)
         finally:
-            route = state.get("kept") or getattr(scope.get("route"), "path", "(none)")
+            route = str(state.get("kept") or getattr(scope.get("route"), "path", "(none)"))
             took = time.perf_counter() - started
             self._requests.count(scope["method"], route, status, took)
             await self._note_change(scope, state, route, status)

@@ -30,7 +30,7 @@ from tidegate.insight.table_health import policy_of, table_recommendation
 from tidegate.insight.table_history import table_history
 from tidegate.insight.tables import cache
 from tidegate.model.access import Scope
-from tidegate.model.job import Submission, Submitted
+from tidegate.model.job import Submitted
 from tidegate.model.maintenance import Order
 from tidegate.model.relation import Endpoint
 from tidegate.pipeline.table_care import foretell
@@ -141,9 +141,7 @@ def recommend(
     "/history",
     summary="What was done to the table, the newest first",
     response_model=HistoryPage,
-    **route(
-        Scope.READ, *TABLE, responses={200: shown("One page.", documents.HISTORY_EXAMPLE)}
-    ),
+    **route(Scope.READ, *TABLE, responses={200: shown("One page.", documents.HISTORY_EXAMPLE)}),
 )
 def history(
     request: Request, service: Served, name: Table, limit: Limit = 20, cursor: Cursor = None
@@ -236,7 +234,8 @@ def _foretell(
         )
         audited(request, control, "dry run", object=str(table), job_id=job_id)
         record = JobRecords(context.plane).get(control, job_id)
-    assert record is not None and began is not None
+    assert record is not None
+    assert began is not None
     return job_id, record.submitted_at < began[0]
 
 

@@ -30,7 +30,7 @@ _OPTIONS = {
 HEADERS = {
     "Location": {"description": "Where the job is.", "schema": {"type": "string"}},
     "Idempotent-Replay": {
-        "description": "`true` when the Idempotency-Key had been used: this is the job it got then.",
+        "description": "`true` when the key had been used before: this is the job it got then.",
         "schema": {"type": "string"},
     },
 }

@@ -74,7 +74,9 @@ def get_tables(
     words = {str(one.table.target): one.word for one in health}
     last = found.next
     next_cursor = (
-        None if last is None else encode((last.connection, last.relation.schema, last.relation.name))
+        None
+        if last is None
+        else encode((last.connection, last.relation.schema, last.relation.name))
     )
     fields, headers = links(request, next_cursor)
     return service.keep(
@@ -156,8 +158,12 @@ def get_health(
 
 def live(service: Service, control: Connection, table: TableView) -> TableView:
     """The table as it is now; Problem when it cannot be read or is gone."""
-    with reading(table.target):
-        return table_status(service.context, control, table, live=True)
+    try:
+        with reading(table.target):
+            return table_status(service.context, control, table, live=True)
+    finally:
+        # It is in the cache now, or is not there any more.
+        service.kept.forget()
 
 
 class reading:  # noqa: N801

@@ -56,7 +56,7 @@ def _line(one: Sync | Group, name: str, job: RecentJob | None) -> SyncLine:
         sync=name,
         source=one.source_name if isinstance(one, Sync) else str(one.source),
         target=str(one.target),
-        mode=str(one.mode),
+        mode=(one if isinstance(one, Sync) else one.template).mode.value,
         is_group=is_group,
         state=_state(job),
         job_id=None if job is None else str(job.job_id),

@@ -14,6 +14,7 @@ from tidegate.model.policy import Policy
 from tidegate.settings.maintenance import ACTION_OPTIONS
 from tidegate.settings.section import keys_of
 
+_NAMES = frozenset(one.value for one in Action)
 # Where the model counts in another unit than people write.
 _FIELDS = {"older_than": "older_than_seconds", "target_file_size": "target_file_bytes"}
 
@@ -35,14 +36,14 @@ def read_order(
     errors: list[dict[str, Any]] = []
     chosen: dict[Action, ActionOptions] = {}
     for name in actions:
-        if name in Action:
+        if name in _NAMES:
             chosen[Action(name)] = policy.options[Action(name)]
         else:
             errors.append(_unknown("actions", f"there is no action {name!r}", Action))
     if not chosen and not errors:
         errors.append(_unknown("actions", "name one action or more", Action))
     for name, given in options.items():
-        if name not in Action:
+        if name not in _NAMES:
             errors.append(_unknown(f"options.{name}", f"there is no action {name!r}", Action))
         elif Action(name) not in chosen:
             message = f"{name} is not among the actions"
