@@ -16,6 +16,7 @@ TidegateError
 │   └── SnapshotGone          a lake no longer knows the snapshot that was loaded last
 ├── TransformError            the user's function failed or returned something unusable
 ├── LoadError                 a load failed; the message carries the cause
+├── MaintenanceFailed         some actions on a lake's table failed; the others are done
 ├── WatermarkMoved            somebody moved the watermark meanwhile; plan again
 ├── CommitUnknown             the answer to COMMIT was lost and could not be resolved
 ├── ControlMismatch           the destination belongs to another control plane
@@ -121,6 +122,12 @@ class TransformError(TidegateError):
 
 class LoadError(TidegateError):
     """A load failed; the message carries the cause."""
+
+
+class MaintenanceFailed(TidegateError):
+    """Some actions on a lake's table failed; the message says which, and which are done."""
+
+    permanent = True
 
 
 class WatermarkMoved(TidegateError):
