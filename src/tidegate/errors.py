@@ -3,6 +3,7 @@
 TidegateError
 ├── UsageError                exit 2: the command or declaration is wrong, nothing was changed
 │   ├── SettingsError         a setting is missing, unknown or malformed
+│   ├── UnknownTable          no lake of the project has such a table
 │   └── DeclarationError      a sync declares something unsafe or impossible
 ├── BusyError                 exit 75: somebody else holds the lock, try again
 ├── ConnectionFailed          a database cannot be reached or refuses us
@@ -54,6 +55,10 @@ class UsageError(TidegateError):
 
 class SettingsError(UsageError):
     """A setting is missing, unknown or malformed."""
+
+
+class UnknownTable(UsageError):
+    """No lake of the project has such a table."""
 
 
 class DeclarationError(UsageError):

@@ -13,6 +13,7 @@ from tidegate.destinations.destination import Destination
 from tidegate.destinations.lake import LakeDestination
 from tidegate.destinations.postgres import PostgresDestination
 from tidegate.lake.catalog import Catalog, catalog_digest
+from tidegate.lake.engine import Engine
 from tidegate.lake.jars import lake_conf
 from tidegate.ledger.ledger import Ledger
 from tidegate.model.lake import EMBEDDED, ledger_schema
@@ -34,6 +35,8 @@ class Context:
     spark: SparkSessions = field(init=False)
     plane: ControlPlane = field(init=False)
     stager: Stager = field(init=False)
+    engine: Engine | None = None
+    """what maintains the lakes, where it is another Spark; see engine_of"""
     _control_id: UUID | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, field_serializer
 
 from tidegate.model import maintenance as model
 from tidegate.model.maintenance import LEAST_ORPHAN_AGE_SECONDS, Action, ActionOptions
@@ -162,10 +162,14 @@ class TableMaintenance(Section):
 class MaintenanceSettings(TableMaintenance):
     """`[maintenance]` itself: what holds for all tables, and what only once."""
 
-    engine: Engine = None
+    engine: Engine = Field(default=None, repr=False)
     refresh: values.PositiveDuration = "5 minutes"
     """how often the table cache is brought up to date"""
     tables: dict[str, TableMaintenance] = Field(default_factory=dict, alias="for")
+
+    @field_serializer("engine")
+    def _mask_engine(self, engine: str | None) -> str | None:
+        return None if engine is None else f"{engine.partition('://')[0]}://***"
 
     @property
     def refresh_seconds(self) -> float:

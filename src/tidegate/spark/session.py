@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from tidegate.errors import TidegateError
 from tidegate.settings import SparkSettings
@@ -62,8 +63,12 @@ class SparkSessions:
         settings: SparkSettings,
         state_directory: Path,
         conf: Callable[[], Mapping[str, str]] = dict,
+        *,
+        beside: bool = False,
     ) -> None:
+        """`beside`: there may be another Spark in this process, which must not notice."""
         self._settings = settings
+        self._beside = beside
         self._conf = conf
         self._state = state_directory
         self._session: SparkSession | None = None
@@ -71,6 +76,7 @@ class SparkSessions:
         self._shipping = threading.Lock()
         self._sent: set[str] = set()
         self._borrowed = False
+        self._apart: WeakSet[SparkSession] = WeakSet()
 
     @property
     def started(self) -> bool:
@@ -93,12 +99,11 @@ class SparkSessions:
         """A session apart, in the same Spark: what is set in it is set nowhere else."""
         given = {**_DEFAULTS, **conf}
         if self._settings.remote:
-            from pyspark.sql import SparkSession
-
-            builder: Any = SparkSession.builder
+            builder = self._remote_builder()
             for key, value in given.items():
                 builder = builder.config(key, value)
             session: SparkSession = builder.remote(self._settings.remote).create()
+            self._apart.add(session)
             return session
         session = self.get().newSession()
         for key, value in given.items():
@@ -119,8 +124,10 @@ class SparkSessions:
 
     def interrupt(self, attempt_id: str) -> None:
         """Give up the Spark work of one attempt, if there is any."""
-        if self._session is not None:
-            interrupt(self._session, work_tag(attempt_id))
+        # A Spark Connect server knows the tags of each session by themselves.
+        for session in (self._session, *self._apart):
+            if session is not None:
+                interrupt(session, work_tag(attempt_id))
 
     def stop(self) -> None:
         """Stop Spark if it was started here; who had one before keeps it."""
@@ -128,6 +135,16 @@ class SparkSessions:
             self._session.stop()
         self._session = None
         self._sent.clear()
+
+    def _remote_builder(self) -> Any:
+        if self._beside:
+            # The other builder marks the whole process as one that uses Spark Connect alone.
+            from pyspark.sql.connect.session import SparkSession as RemoteSession
+
+            return RemoteSession.builder
+        from pyspark.sql import SparkSession
+
+        return SparkSession.builder
 
     def _borrow(self) -> SparkSession | None:
         if self._settings.remote:
