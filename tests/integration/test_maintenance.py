@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from integration.conftest import MakePlace
+from integration.filled_lakes import open_table
+from integration.lakes import change
 from integration.maintained import (
+    TARGET,
     data_files,
     ids,
+    leave_file,
     maintain,
     order_of,
+    orphans_of,
     small_files_place,
     snapshots,
 )
 from tidegate.model.maintenance import Action
 from tidegate.spark.session import SparkSessions
+
+MERGE_ON_READ = (
+    "ALTER TABLE lake.raw.orders SET TBLPROPERTIES ('write.delete.mode' = 'merge-on-read',"
+    " 'write.delete.granularity' = 'partition')"
+)
 
 
 def test_a_table_of_many_small_files_is_put_in_order_and_each_action_is_recorded(
@@ -20,10 +30,26 @@ def test_a_table_of_many_small_files_is_put_in_order_and_each_action_is_recorded
 ) -> None:
     place = small_files_place(make_place, 6)
     project = place.open(warm_spark)
+    change(
+        project,
+        MERGE_ON_READ,
+        "INSERT INTO lake.raw.orders SELECT id, id, now() FROM range(100, 110)",
+        *(f"DELETE FROM lake.raw.orders WHERE id = {one}" for one in (101, 103, 105)),
+    )
+    assert len(open_table(place).inspect.delete_files()) == 3
+    old = leave_file(place, "data/old.parquet")
+    stale = leave_file(place, "metadata/stale.avro")
+    young = leave_file(place, "data/young.parquet", days=2.0)
     before = ids(place)
-    done = maintain(project, order_of(Action.EXPIRE_SNAPSHOTS, Action.REWRITE_DATA_FILES))
+
+    done = maintain(project, order_of())
     assert (done.status, done.error) == ("done", None)
-    assert [one.action for one in done.actions] == ["expire_snapshots", "rewrite_data_files"]
+    assert [one.action for one in done.actions] == [one.value for one in Action]
+    assert {one.detail["status"] for one in done.actions} == {"done"}
+    for one in done.actions: print(one.action, one.detail)
     assert ids(place) == before
     assert data_files(place) == 1
-    assert len(snapshots(place)) == 2
+    print(open_table(place).inspect.delete_files().to_pylist()); print(open_table(place).inspect.entries().to_pylist())
+    assert len(open_table(place).inspect.delete_files()) == 0
+    assert (old.exists(), stale.exists(), young.exists()) == (False, False, True)
+    print(orphans_of(place, done))

@@ -29,12 +29,7 @@ class TableHealth:
     @property
     def word(self) -> str:
         """good, warning, critical or unknown."""
-        if self.health is None:
-            return "unknown"
-        if self.health.is_good:
-            return "good"
-        severities = {one.severity for one in self.health.issues}
-        return "critical" if "critical" in severities else "warning"
+        return "unknown" if self.health is None else self.health.status
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +87,7 @@ def table_recommendation(
             control, table.target
         ),
         now=now,
-        busy=None if holder is None else f"{table.target} is held by {holder}",
+        busy=None if holder is None else str(holder.job_id),
     )
     order = found.order(policy) if predict else None
     return TableRecommendation(

@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tidegate.errors import DestinationError, StaleAttempt, TidegateError
-from tidegate.lake.conflicts import is_conflict
+from tidegate.lake.conflicts import is_passing
 from tidegate.log import log
 from tidegate.model.maintenance import Action, ActionOptions, Effect
 from tidegate.pipeline.action_effects import measure
-from tidegate.pipeline.actions import ACTIONS, Result, Work
+from tidegate.pipeline.action_work import Result, Work
+from tidegate.pipeline.actions import ACTIONS
 from tidegate.spark.outcome import spark_reason
 
 _TRIES = 3
@@ -56,19 +57,22 @@ class ActionRun:
         }
 
     def _retried(self) -> Result:
-        """Do it again, in a session of its own, when somebody else has committed first."""
+        """Do it again, in a session of its own, when somebody else has committed first.
+
+        Or when the catalog was lost: no action does harm if it is done twice.
+        """
         for _ in range(_TRIES):
             try:
                 return ACTIONS[self.action](self.work, self.options)
             except Exception as error:
                 self._check_held(error)
-                if not is_conflict(error):
+                if not is_passing(error):
                     raise
                 reason = spark_reason(error)
                 log.info("action_conflicts", action=self.action.value, reason=reason)
         raise DestinationError(
-            f"others changed {self.work.destination.relation} each of {_TRIES} times that it was "
-            f"worked on: {reason}",
+            f"{self.work.destination.relation} was changed by others, or its catalog lost, each of "
+            f"{_TRIES} times that it was worked on: {reason}",
             "run it again when less is written to the table",
         )
 

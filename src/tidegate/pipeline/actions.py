@@ -3,65 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import Any, Protocol
+from datetime import timedelta
 
-from tidegate.destinations.lake import LakeDestination
 from tidegate.lake import procedures
-from tidegate.lake.engine import Engine
-from tidegate.model.job import Claim
 from tidegate.model.maintenance import (
     Action,
     ActionOptions,
     ExpireSnapshots,
+    RemoveOrphanFiles,
     RewriteDataFiles,
     RewritePositionDeleteFiles,
 )
-from tidegate.pipeline.context import Context
-from tidegate.pipeline.course import Attempt
+from tidegate.pipeline.action_work import Result, Work
 from tidegate.pipeline.needed_snapshots import find_needed
-
-
-class MaintainingAttempt(Attempt, Protocol):
-    """The hold that an attempt has on its job, as far as maintenance needs it."""
-
-    @property
-    def claim(self) -> Claim: ...
-
-    def record(self, action: str, detail: dict[str, Any]) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A table, who holds it, and what works on it."""
-
-    context: Context
-    destination: LakeDestination
-    engine: Engine
-    attempt: MaintainingAttempt
-
-    def call(self, statement: str) -> dict[str, Any]:
-        """What a procedure says of itself, in one row."""
-        fence = self.attempt.fence
-        with self.engine.session(self.destination.catalog, fence.attempt_id) as session:
-            return next(iter(session.run(statement)), {})
-
-    def now(self) -> datetime:
-        """By the clock that decides all else."""
-        with self.destination.open() as connection:
-            row = connection.execute("SELECT clock_timestamp()").fetchone()
-        assert row is not None
-        found: datetime = row[0]
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What came of an action: what its procedure told, and what a person should know."""
-
-    told: Mapping[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+from tidegate.pipeline.orphan_removal import remove_orphans
 
 
 def expire_snapshots(work: Work, options: ActionOptions) -> Result:
@@ -77,6 +32,11 @@ def expire_snapshots(work: Work, options: ActionOptions) -> Result:
         )
     )
     return Result(told, needed.notes)
+
+
+def remove_orphan_files(work: Work, options: ActionOptions) -> Result:
+    assert isinstance(options, RemoveOrphanFiles)
+    return remove_orphans(work, options)
 
 
 def rewrite_data_files(work: Work, options: ActionOptions) -> Result:
@@ -98,6 +58,7 @@ def rewrite_manifests(work: Work, _: ActionOptions) -> Result:
 
 ACTIONS: Mapping[Action, Callable[[Work, ActionOptions], Result]] = {
     Action.EXPIRE_SNAPSHOTS: expire_snapshots,
+    Action.REMOVE_ORPHAN_FILES: remove_orphan_files,
     Action.REWRITE_DATA_FILES: rewrite_data_files,
     Action.REWRITE_POSITION_DELETE_FILES: rewrite_position_delete_files,
     Action.REWRITE_MANIFESTS: rewrite_manifests,
