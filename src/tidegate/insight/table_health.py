@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 
 from tidegate.control.jobs import Jobs
 from tidegate.control.maintenance import MaintenanceJobs
@@ -15,7 +14,8 @@ from tidegate.model.policy import Policy
 from tidegate.model.recommendation import Recommendation, recommend
 from tidegate.model.relation import Endpoint
 from tidegate.pipeline.context import Context
-from tidegate.pipeline.table_care import estimate_orphans, foretell_cheaply
+from tidegate.pipeline.orphan_estimate import estimate_orphans
+from tidegate.pipeline.table_care import foretell_cheaply
 from tidegate.postgres.connect import Connection
 
 
@@ -55,16 +55,29 @@ def policy_of(context: Context, target: Endpoint) -> Policy:
 
 def table_health(context: Context, control: Connection, table: TableView) -> TableHealth:
     """Judge what is known of a table; `table_status` makes that live."""
-    if table.facts is None:
-        return TableHealth(table, None)
-    return TableHealth(table, _assess(context, control, table, cache(context).clock(control)))
+    return list_health(context, control, (table,))[0]
 
 
 def list_health(
     context: Context, control: Connection, tables: tuple[TableView, ...]
 ) -> tuple[TableHealth, ...]:
     """The health of many tables, from what is known of each."""
-    return tuple(table_health(context, control, one) for one in tables)
+    known = {one.target: one.facts for one in tables if one.facts is not None}
+    now, orphans = cache(context).clock(control), estimate_orphans(context, control, known)
+    return tuple(
+        TableHealth(
+            one,
+            None
+            if one.facts is None
+            else assess(
+                one.facts,
+                policy_of(context, one.target).thresholds,
+                now=now,
+                orphan_estimate=orphans[one.target],
+            ),
+        )
+        for one in tables
+    )
 
 
 def table_recommendation(
@@ -75,7 +88,7 @@ def table_recommendation(
     DestinationError when the table was never read.
     """
     facts, now = require_facts(table), cache(context).clock(control)
-    health = _assess(context, control, table, now)
+    health = table_health(context, control, table).health or Health()
     policy = policy_of(context, table.target)
     resource = context.destination(table.target).identify()
     holder = Jobs(context.plane).holder(control, resource)
@@ -96,13 +109,4 @@ def table_recommendation(
         policy,
         found,
         {} if order is None else foretell_cheaply(context, table.target, order, now=now),
-    )
-
-
-def _assess(context: Context, control: Connection, table: TableView, now: datetime) -> Health:
-    return assess(
-        require_facts(table),
-        policy_of(context, table.target).thresholds,
-        now=now,
-        orphan_estimate=estimate_orphans(context, control, table.target),
     )

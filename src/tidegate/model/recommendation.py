@@ -254,7 +254,7 @@ def _when(wanted: Advice, ran: LastRun | None, now: datetime, busy: str | None) 
                 skip = f"failed {ago} ago, tried again in {in_time((may - now).total_seconds())}"
             return replace(wanted, skip=skip, next_at=may)
     if busy is not None:
-        return replace(wanted, skip=f"busy: {busy}", next_at=now)
+        return replace(wanted, skip=f"the table is busy with job {busy}", next_at=now)
     return replace(wanted, run=True, next_at=now)
 
 

@@ -1,4 +1,4 @@
-"""What health and maintenance of a lake's table are judged by, beyond its own metadata."""
+"""What maintenance would do to a lake's table, told before it is ordered."""
 
 from __future__ import annotations
 
@@ -6,18 +6,9 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from tidegate.lake.predicting import predict
-from tidegate.model.health import OrphanEstimate
 from tidegate.model.maintenance import Action, Effect, Order
 from tidegate.model.relation import Endpoint
 from tidegate.pipeline.context import Context
-from tidegate.postgres.connect import Connection
-
-
-def estimate_orphans(
-    context: Context, control: Connection, target: Endpoint
-) -> OrphanEstimate | None:
-    """What attempts that died have probably left; None where nothing tells."""
-    return None
 
 
 def foretell(
