@@ -15,7 +15,7 @@ from tidegate.model.policy import Policy
 from tidegate.model.recommendation import Recommendation, recommend
 from tidegate.model.relation import Endpoint
 from tidegate.pipeline.context import Context
-from tidegate.pipeline.table_care import estimate_orphans, foretell_cheaply
+from tidegate.pipeline.table_care import foretell_cheaply
 from tidegate.postgres.connect import Connection
 
 
@@ -57,14 +57,18 @@ def table_health(context: Context, control: Connection, table: TableView) -> Tab
     """Judge what is known of a table; `table_status` makes that live."""
     if table.facts is None:
         return TableHealth(table, None)
-    return TableHealth(table, _assess(context, control, table, cache(context).clock(control)))
+    return TableHealth(table, _assess(context, table, cache(context).clock(control)))
 
 
 def list_health(
     context: Context, control: Connection, tables: tuple[TableView, ...]
 ) -> tuple[TableHealth, ...]:
     """The health of many tables, from what is known of each."""
-    return tuple(table_health(context, control, one) for one in tables)
+    now = cache(context).clock(control)
+    return tuple(
+        TableHealth(one, None if one.facts is None else _assess(context, one, now))
+        for one in tables
+    )
 
 
 def table_recommendation(
@@ -75,7 +79,7 @@ def table_recommendation(
     DestinationError when the table was never read.
     """
     facts, now = require_facts(table), cache(context).clock(control)
-    health = _assess(context, control, table, now)
+    health = _assess(context, table, now)
     policy = policy_of(context, table.target)
     resource = context.destination(table.target).identify()
     holder = Jobs(context.plane).holder(control, resource)
@@ -99,10 +103,10 @@ def table_recommendation(
     )
 
 
-def _assess(context: Context, control: Connection, table: TableView, now: datetime) -> Health:
+def _assess(context: Context, table: TableView, now: datetime) -> Health:
     return assess(
         require_facts(table),
         policy_of(context, table.target).thresholds,
         now=now,
-        orphan_estimate=estimate_orphans(context, control, table.target),
+        orphan_estimate=table.orphans,
     )
