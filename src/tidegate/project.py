@@ -85,6 +85,11 @@ class Project:
         return list(self._all())
 
     @property
+    def declared(self) -> list[Sync | Group]:
+        """What is declared, in order, as it was written: a group stands for its tables."""
+        return list(self._all().values())
+
+    @property
     def syncs(self) -> dict[str, Sync]:
         """Every sync of a single table by name, from tidegate.toml and from the pipelines file."""
         return {name: one for name, one in self._all().items() if isinstance(one, Sync)}
