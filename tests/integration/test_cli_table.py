@@ -302,3 +302,12 @@ def test_a_table_whose_warehouse_is_away_says_where_it_should_be(place: Place) -
     assert done.code == FAILED
     assert "has lost its metadata" in done.err
     assert json.loads(table(place, "status", "raw.orders", "--cached", "--json").out)["facts"]
+
+
+def test_status_has_a_line_about_tables_that_are_known_to_be_not_well(place: Place) -> None:
+    assert "tables not well" not in tidegate(place.folder, "status", environment=NO_JAVA).out
+    refresh(place)
+    done = tidegate(place.folder, "status", environment=NO_JAVA)
+    assert "tables not well: lake:raw.orders (small_files); see: tidegate table health" in done.out
+    (unwell,) = tidegate(place.folder, "status", "--json").document["unwell_tables"]
+    assert (unwell["table"], unwell["state"]) == ("lake:raw.orders", "warning")

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from tidegate.control.jobs import Jobs
 from tidegate.control.maintenance import MaintenanceJobs
-from tidegate.insight.tables import TableView, cache, require_facts
+from tidegate.insight.tables import TableView, cache, lakes, list_tables, require_facts
 from tidegate.model.health import Health, assess
 from tidegate.model.maintenance import Action, Effect, Order
 from tidegate.model.policy import Policy
@@ -30,6 +30,15 @@ class TableHealth:
     def word(self) -> str:
         """good, warning, critical or unknown."""
         return "unknown" if self.health is None else self.health.status
+
+
+@dataclass(frozen=True, slots=True)
+class UnwellTable:
+    """A table that is not well, in a few words."""
+
+    table: str
+    state: str
+    issues: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +77,18 @@ def list_health(
     return tuple(
         TableHealth(one, None if one.facts is None else _assess(context, one, now))
         for one in tables
+    )
+
+
+def find_unwell(context: Context, control: Connection) -> tuple[UnwellTable, ...]:
+    """The tables that the cache knows to be not well; nothing is asked where there is no lake."""
+    if not lakes(context):
+        return ()
+    found = list_health(context, control, list_tables(context, control).tables)
+    return tuple(
+        UnwellTable(str(one.table.target), one.word, tuple(i.name for i in one.health.issues))
+        for one in found
+        if one.health is not None and not one.health.is_good
     )
 
 
