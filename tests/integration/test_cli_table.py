@@ -311,3 +311,30 @@ def test_status_has_a_line_about_tables_that_are_known_to_be_not_well(place: Pla
     assert "tables not well: lake:raw.orders (small_files); see: tidegate table health" in done.out
     (unwell,) = tidegate(place.folder, "status", "--json").document["unwell_tables"]
     assert (unwell["table"], unwell["state"]) == ("lake:raw.orders", "warning")
+
+
+def test_maintenance_here_says_what_it_changed_and_health_is_good_afterwards(
+    place: Place,
+) -> None:
+    """The one test here that starts Spark."""
+    refresh(place)
+    assert table(place, "health", "raw.orders", "--cached", "--fail").code == FAILED
+    done = tidegate(
+        place.folder, "--set", "spark.master=local[1]", "table", "maintain", "raw.orders"
+    )
+    assert done.code == DONE, done
+    lines = done.out.splitlines()
+    assert lines[0].startswith("lake:raw.orders: recommended are ")
+    (rewrite,) = (line for line in lines if line.startswith("lake:raw.orders: rewrite_data_files:"))
+    assert "6 → 1 data files" in rewrite
+    # The cache was brought up to date by whoever has done it.
+    assert table(place, "health", "raw.orders", "--cached", "--fail").code == DONE
+    again = table(place, "recommend", "raw.orders", "--json").document
+    assert again["order"] is None
+    with opened(place) as (project, control):
+        page = history_document(table_history(project.context, control, TARGET))
+    (job,) = page["jobs"]
+    assert job["status"] == "done"
+    (action,) = (one for one in job["actions"] if one["action"] == "rewrite_data_files")
+    assert action["detail"]["files_before"] == 6
+    assert action["detail"]["files_after"] == 1
