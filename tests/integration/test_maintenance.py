@@ -46,10 +46,12 @@ def test_a_table_of_many_small_files_is_put_in_order_and_each_action_is_recorded
     assert (done.status, done.error) == ("done", None)
     assert [one.action for one in done.actions] == [one.value for one in Action]
     assert {one.detail["status"] for one in done.actions} == {"done"}
-    for one in done.actions: print(one.action, one.detail)
+    for one in done.actions:
+        print(one.action, one.detail)
     assert ids(place) == before
     assert data_files(place) == 1
-    print(open_table(place).inspect.delete_files().to_pylist()); print(open_table(place).inspect.entries().to_pylist())
+    print(open_table(place).inspect.delete_files().to_pylist())
+    print(open_table(place).inspect.entries().to_pylist())
     assert len(open_table(place).inspect.delete_files()) == 0
     assert (old.exists(), stale.exists(), young.exists()) == (False, False, True)
     print(orphans_of(place, done))

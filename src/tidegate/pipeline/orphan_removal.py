@@ -18,7 +18,7 @@ from tidegate.ledger.staged_folders import StagedFolders
 from tidegate.model.maintenance import RemoveOrphanFiles
 from tidegate.pipeline.action_work import Result, Work
 
-_MARGIN_SECONDS = 300.0
+MARGIN_SECONDS = 300.0
 _NOTED = 5_000
 _DELETED = 500
 _KNOWN = "the table knows it"
@@ -55,7 +55,7 @@ class OrphanRemoval:
     def _list(self) -> datetime:
         work, destination = self.work, self.work.destination
         before = self.orphans.limit(
-            self.options.older_than_seconds + _MARGIN_SECONDS, _MARGIN_SECONDS
+            self.options.older_than_seconds + MARGIN_SECONDS, MARGIN_SECONDS
         )
         statement = procedures.find_orphan_files(destination.catalog, destination.relation, before)
         fence = work.attempt.fence

@@ -20,6 +20,7 @@ CREATE TABLE {schema}.lake_tables (
     read_at           timestamptz,
     seen_at           timestamptz NOT NULL DEFAULT now(),
     error             text,
+    orphans           jsonb,
     PRIMARY KEY (project, catalog, namespace, name)
 );
 
