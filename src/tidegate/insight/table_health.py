@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from tidegate.control.jobs import Jobs
 from tidegate.control.maintenance import MaintenanceJobs

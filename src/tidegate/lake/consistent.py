@@ -40,7 +40,8 @@ def read_consistently(catalog: Catalog, relation: Relation, read: Callable[[Tabl
             # Each storage has errors of its own, and so has a file that is not what it should be.
             raise DestinationError(
                 f"the metadata of {catalog.name}:{relation} cannot be read: {type(error).__name__}",
-                f"see that the files below {table.metadata.location} can be reached from here and are whole",
+                f"see that the files below {table.metadata.location} can be reached from here, and "
+                "are whole",
             ) from error
     raise BusyError(
         f"{catalog.name}:{relation} is being changed faster than it can be read", "try again"
