@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import lake, load, many, queues, wide
+from benchmarks import lake, load, many, queues, status, wide
 from benchmarks.report import Report
 
 
@@ -18,8 +18,9 @@ def main() -> int:
     parser.add_argument("--without-dlt", action="store_true", help="leave dlt out")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=5_000)
+    parser.add_argument("--files", type=int, default=10_000)
     parser.add_argument(
-        "subject", nargs="?", choices=("load", "lake", "queue"), help="only this one"
+        "subject", nargs="?", choices=("load", "lake", "queue", "status"), help="only this one"
     )
     options = parser.parse_args()
     report = Report()
@@ -33,6 +34,9 @@ def main() -> int:
         queues.run(
             report, jobs=options.jobs, repeats=options.repeats, pickups=200, history=1_000_000
         )
+    if options.subject in (None, "status"):
+        print(f"status of a table with {options.files:,} data files, from its metadata")
+        status.run(report, files=options.files, repeats=options.repeats)
     if report.missed:
         print(f"missed: {', '.join(report.missed)}")
     return 1 if report.missed else 0

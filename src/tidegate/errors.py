@@ -3,6 +3,7 @@
 TidegateError
 ├── UsageError                exit 2: the command or declaration is wrong, nothing was changed
 │   ├── SettingsError         a setting is missing, unknown or malformed
+│   ├── UnknownTable          no lake of the project has such a table
 │   └── DeclarationError      a sync declares something unsafe or impossible
 ├── BusyError                 exit 75: somebody else holds the lock, try again
 ├── ConnectionFailed          a database cannot be reached or refuses us
@@ -15,6 +16,7 @@ TidegateError
 │   └── SnapshotGone          a lake no longer knows the snapshot that was loaded last
 ├── TransformError            the user's function failed or returned something unusable
 ├── LoadError                 a load failed; the message carries the cause
+├── MaintenanceFailed         some actions on a lake's table failed; the others are done
 ├── WatermarkMoved            somebody moved the watermark meanwhile; plan again
 ├── CommitUnknown             the answer to COMMIT was lost and could not be resolved
 ├── ControlMismatch           the destination belongs to another control plane
@@ -53,6 +55,10 @@ class UsageError(TidegateError):
 
 class SettingsError(UsageError):
     """A setting is missing, unknown or malformed."""
+
+
+class UnknownTable(UsageError):
+    """No lake of the project has such a table."""
 
 
 class DeclarationError(UsageError):
@@ -116,6 +122,12 @@ class TransformError(TidegateError):
 
 class LoadError(TidegateError):
     """A load failed; the message carries the cause."""
+
+
+class MaintenanceFailed(TidegateError):
+    """Some actions on a lake's table failed; the message says which, and which are done."""
+
+    permanent = True
 
 
 class WatermarkMoved(TidegateError):

@@ -41,6 +41,11 @@ POINTS = (
     "adopt.moved",
     "adopt.committed",
     "vacuum.chunk",
+    "maintenance.healed",
+    "action.started",
+    "action.done",
+    "orphans.listed",
+    "orphans.deleted",
     "cancel.requested",
     "cancel.fenced",
 )

@@ -9,7 +9,7 @@ from typing import Any
 from tidegate.control.workers import user_name
 from tidegate.errors import UsageError
 from tidegate.insight.superseded import find_versions, remove_superseded
-from tidegate.model.job import SYNC, VACUUM
+from tidegate.model.job import MAINTENANCE, SYNC, VACUUM
 from tidegate.model.sync import Sync
 from tidegate.pipeline.context import Context
 from tidegate.runtime.attempt import LiveAttempt
@@ -21,6 +21,7 @@ from tidegate.runtime.handlers import (
     payload_flag,
     payload_text,
 )
+from tidegate.runtime.maintaining_here import read_order, work_maintenance
 from tidegate.runtime.runner import Runner, RunOptions
 from tidegate.runtime.working import ClaimedWork
 
@@ -34,6 +35,7 @@ def handlers_of(
     made = {
         SYNC: Handler(SYNC, check_sync, partial(_work_sync, context, find_sync)),
         VACUUM: Handler(VACUUM, check_vacuum, partial(_work_vacuum, context, find_sync)),
+        MAINTENANCE: Handler(MAINTENANCE, check_maintenance, partial(work_maintenance, context)),
         NOTHING_HANDLER.kind: NOTHING_HANDLER,
     }
     return {kind: check_kind(kind, made) for kind in kinds} if kinds else made
@@ -53,6 +55,12 @@ def check_sync(name: str, payload: dict[str, Any]) -> None:
 
 def check_vacuum(name: str, payload: dict[str, Any]) -> None:
     payload_text(name, payload, "target")
+
+
+def check_maintenance(name: str, payload: dict[str, Any]) -> None:
+    """Refuse an order that nobody could have given."""
+    payload_text(name, payload, "target")
+    read_order(name, payload)
 
 
 def _work_sync(context: Context, find_sync: FindSync, claimed: Claimed) -> bool:

@@ -149,7 +149,8 @@ def test_neither_the_newest_jobs_nor_the_unfinished_ones_are_looked_for_among_al
     )
     waiting = desk.submit()
     desk.control.execute("ANALYZE tidegate_control.jobs; ANALYZE tidegate_control.job_queue")
-    values = {"project": "shop", "job_ids": None, "kinds": None, "names": None, "limit": 20}
+    values: dict[str, object] = {"project": "shop", "job_ids": None, "kinds": None, "names": None}
+    values |= {"before_at": None, "before_id": None, "limit": 20}
     text = desk.plane.statement("job_lists", "list_jobs").as_string(None)
 
     def plan(statuses: list[str] | None, unfinished: bool) -> str:

@@ -31,6 +31,7 @@ def up(
     opened = open_project(project, profile)
     opened.context.control_id()
     folder = opened.settings.root
+    lakes = opened.refresh_loop().refresher.lakes
     opened.close()
     base = [sys.executable, "-m", "tidegate"]
     for key, value in given_overrides().items():
@@ -40,6 +41,9 @@ def up(
     if concurrency:
         command += ["--concurrency", str(concurrency)]
     members = [Supervised(f"worker {number}", command) for number in range(1, workers + 1)]
+    if lakes:
+        # Workers come and go with their number; the tables of lakes need one who looks after them.
+        members.append(Supervised("sweeper", [*base, "sweeper", *common]))
     say = _say_nothing if as_json else print_line
     say(f"{opened.name}: {workers} worker process{'es' if workers > 1 else ''}; Ctrl-C ends")
     code = Supervisor(members, say=say).run()

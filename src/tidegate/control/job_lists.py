@@ -121,9 +121,11 @@ class JobLists:
         statuses: Sequence[JobStatus] | None = None,
         kinds: Sequence[str] | None = None,
         names: Sequence[str] | None = None,
+        before: tuple[datetime, UUID] | None = None,
         limit: int | None = None,
     ) -> list[JobLine]:
-        """The newest jobs of a project first."""
+        """The newest jobs of a project first; `before` is the last one of the list so far."""
+        before_at, before_id = before or (None, None)
         rows = connection.execute(
             self.plane.statement("job_lists", "list_jobs"),
             {
@@ -133,6 +135,8 @@ class JobLists:
                 "unfinished": bool(statuses) and not any(one.is_terminal for one in statuses or ()),
                 "kinds": None if kinds is None else list(kinds),
                 "names": None if names is None else list(names),
+                "before_at": before_at,
+                "before_id": before_id,
                 "limit": limit,
             },
         )

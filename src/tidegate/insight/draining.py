@@ -22,7 +22,7 @@ class DrainStatus:
 def read_draining(context: Context) -> DrainStatus:
     """How it stands; changes nothing."""
     with control_session(context) as connection:
-        return DrainStatus() if connection is None else _read(context.plane, connection)
+        return DrainStatus() if connection is None else draining_status(context.plane, connection)
 
 
 def start_draining(context: Context, actor: str) -> tuple[DrainStatus, bool]:
@@ -30,7 +30,7 @@ def start_draining(context: Context, actor: str) -> tuple[DrainStatus, bool]:
     context.control_id()  # so that there is a control plane to drain
     with context.plane.connect() as connection:
         changed = context.plane.start_draining(connection, actor)
-        return _read(context.plane, connection), changed
+        return draining_status(context.plane, connection), changed
 
 
 def stop_draining(context: Context) -> tuple[DrainStatus, bool]:
@@ -39,10 +39,11 @@ def stop_draining(context: Context) -> tuple[DrainStatus, bool]:
         if connection is None:
             return DrainStatus(), False
         changed = context.plane.stop_draining(connection)
-        return _read(context.plane, connection), changed
+        return draining_status(context.plane, connection), changed
 
 
-def _read(plane: ControlPlane, connection: Connection) -> DrainStatus:
+def draining_status(plane: ControlPlane, connection: Connection) -> DrainStatus:
+    """Whether new jobs are taken in, and what is left, over a session of the caller."""
     row = connection.execute(plane.statement("job_lists", "count_unfinished"), {}).fetchone()
     assert row is not None
     return DrainStatus(plane.draining(connection), *row)

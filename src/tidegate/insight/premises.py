@@ -37,6 +37,7 @@ _SIGNS = {
 _LAKE_SIGNS = {
     "intents": {"target_table", "update_id", "attempt_id", "base_snapshot_id"},
     "staged_folders": {"folder", "attempt_id", "target_table", "location"},
+    "catalog_moves": {"attempt_id", "session", "backend_pid", "backend_start"},
 }
 LEDGER_TABLES = tuple(_SIGNS)
 # Without these nobody finds the tables of an embedded lake any more.

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlsplit, urlunsplit
+from uuid import uuid4
 
 from psycopg.conninfo import conninfo_to_dict
 
@@ -70,11 +71,17 @@ class Catalog:
         """A table as a procedure of this catalog wants it."""
         return ".".join(backticked(part) for part in _parts(relation))
 
-    def spark_conf(self, attempt_id: str | None = None) -> dict[str, str]:
+    def spark_conf(
+        self, attempt_id: str | None = None, *, maintains: bool = False
+    ) -> dict[str, str]:
         """The settings of a session that works with this catalog, for one attempt or for none."""
         prefix = f"spark.sql.catalog.{self.name}"
+        own = self._own_options(attempt_id)
+        if self.is_embedded and maintains:
+            # Its own name, by which the catalog tells its commits from those of another session.
+            own["jdbc.options"] += f" -c tidegate.maintains={uuid4().hex[:16]}"
         # A table that is kept would not show what others commit.
-        options = {"cache-enabled": "false", **self._own_options(attempt_id), **self.options}
+        options = {"cache-enabled": "false", **own, **self.options}
         return {prefix: SPARK_CATALOG} | {f"{prefix}.{key}": v for key, v in options.items()}
 
     def _own_options(self, attempt_id: str | None) -> dict[str, str]:

@@ -56,7 +56,7 @@ class SparkEngine:
 
     @contextmanager
     def session(self, catalog: Catalog, attempt_id: str) -> Iterator[EngineSession]:
-        with lake_session(self.sessions, catalog, attempt_id) as session:
+        with lake_session(self.sessions, catalog, attempt_id, maintains=True) as session:
             session.spark.conf.set(*_SHUFFLES)
             yield SparkSession(session)
 

@@ -17,6 +17,15 @@ def newest_metadata(io: Any, warehouse: str, relation: Relation) -> str | None:
     return _file(folder, version) if version else None
 
 
+def has_folder(io: Any, location: str) -> bool:
+    """Whether a folder is there, empty or not."""
+    from pyarrow.fs import FileType
+
+    scheme, netloc, plain = io.parse_location(location, io.properties)
+    found = io.fs_by_scheme(scheme, netloc).get_file_info(plain)
+    return bool(found.type == FileType.Directory)
+
+
 def list_folders(io: Any, warehouse: str) -> list[Relation]:
     """The tables below a warehouse."""
     from pyarrow.fs import FileSelector

@@ -21,18 +21,23 @@ _POSTGRES = "jdbc:postgresql:"
 
 def list_registered(catalog: Catalog) -> list[Relation]:
     """The tables of the catalog; none where it is not made yet."""
+    return list(all_registered(catalog))
+
+
+def all_registered(catalog: Catalog) -> dict[Relation, str | None]:
+    """The tables of the catalog in order, each with the metadata file that counts."""
     with _session(catalog) as (connection, tables):
         try:
             rows = connection.execute(
                 sql.SQL(
-                    "SELECT table_namespace, table_name FROM {} WHERE catalog_name = %s"
-                    " ORDER BY 1, 2"
+                    "SELECT table_namespace, table_name, metadata_location FROM {}"
+                    " WHERE catalog_name = %s ORDER BY 1, 2"
                 ).format(tables),
                 (catalog.name,),
             ).fetchall()
         except (pg.UndefinedTable, pg.InvalidSchemaName):
-            return []
-    return [Relation(*row) for row in rows]
+            return {}
+    return {Relation(namespace, name): location for namespace, name, location in rows}
 
 
 def registered_metadata(catalog: Catalog, relation: Relation) -> str | None:

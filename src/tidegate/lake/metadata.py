@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.errors import ConnectionFailed, DestinationError, SettingsError
 from tidegate.lake.catalog import Catalog
-from tidegate.lake.hadoop import list_folders, newest_metadata
-from tidegate.lake.jdbc import JDBC, list_registered, registered_metadata
+from tidegate.lake.hadoop import has_folder, list_folders, newest_metadata
+from tidegate.lake.jdbc import JDBC, all_registered, list_registered, registered_metadata
 from tidegate.model.lake import EMBEDDED, Field, LakeTable, Snapshot, spark_type
 from tidegate.model.relation import Relation
 
@@ -55,6 +55,21 @@ def list_tables(catalog: Catalog) -> list[Relation]:
             for namespace in found.list_namespaces()
             for table in found.list_tables(namespace)
         ]
+
+
+def list_locations(catalog: Catalog) -> dict[Relation, str | None]:
+    """The tables, each with its metadata file where the catalog tells that with the list."""
+    if _is_registered(catalog):
+        return all_registered(catalog)
+    if catalog.kind == HADOOP and not has_folder(
+        file_io(catalog, _warehouse(catalog)), _warehouse(catalog)
+    ):
+        # No folder is no empty one: a disk that is not mounted has lost no table.
+        raise ConnectionFailed(
+            f'the warehouse of connection "{catalog.name}" is not there',
+            "see that its folder can be reached from here; the first load makes it",
+        )
+    return dict.fromkeys(list_tables(catalog))
 
 
 def list_namespaces(catalog: Catalog) -> list[str]:

@@ -46,10 +46,17 @@ class LakeSession:
 
 @contextmanager
 def lake_session(
-    sessions: SparkSessions, catalog: Catalog, attempt_id: str | None = None
+    sessions: SparkSessions,
+    catalog: Catalog,
+    attempt_id: str | None = None,
+    *,
+    maintains: bool = False,
 ) -> Iterator[LakeSession]:
-    """A session for one attempt; its work can be interrupted, its connections end with it."""
-    spark = sessions.separate(catalog.spark_conf(attempt_id))
+    """A session for one attempt; its work can be interrupted, its connections end with it.
+
+    One that `maintains` adds and takes away no row, so that a race it has lost harms nobody.
+    """
+    spark = sessions.separate(catalog.spark_conf(attempt_id, maintains=maintains))
     session = LakeSession(spark, catalog)
     if session.is_classic and EXTENSIONS not in str(spark.conf.get("spark.sql.extensions", "")):
         # A session that somebody else has started, for other things.

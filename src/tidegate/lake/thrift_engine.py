@@ -64,7 +64,7 @@ class ThriftEngine:
 
     def conf(self, catalog: Catalog, attempt_id: str) -> dict[str, str]:
         """What a session is opened with; where the server knows the catalog, no secret is in it."""
-        given = catalog.spark_conf(attempt_id)
+        given = catalog.spark_conf(attempt_id, maintains=True)
         if self.address.catalog_on_server:
             # What is left is the attempt itself, by which the catalog's trigger knows it.
             known = catalog.spark_conf()

@@ -43,7 +43,7 @@ class Ledger:
     @property
     def tables(self) -> tuple[str, ...]:
         """What it is made of, besides the markers."""
-        lake = ("intents", "staged_folders") if self.lake else ()
+        lake = ("intents", "staged_folders", "catalog_moves") if self.lake else ()
         catalog = ("iceberg_tables",) if self.catalog else ()
         return ("etl_state", "watermark_log", "fences", *lake, *catalog)
 

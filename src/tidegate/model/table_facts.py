@@ -45,6 +45,18 @@ class TableFacts:
     """below the size that Iceberg aims at, with another such beside them"""
     metadata_files: int
     """earlier versions of the metadata that are still known"""
+    most_small_together: int = 0
+    """of the small data files, the most that lie in one partition"""
+    position_deletes_after: int = 0
+    """how many position delete files would be left if they were put together"""
+    loose_snapshots: int = 0
+    """snapshots that are not the head of a branch and have no tag"""
+    oldest_loose_at: datetime | None = None
+    added_files_per_commit: float = 0.0
+    """data files that a commit has brought, on average of those that are known and brought any"""
+    added_bytes_per_file: float = 0.0
+    may_delete_files: bool = True
+    """False where the table's files may be shared with another (gc.enabled = false)"""
 
     def document(self) -> dict[str, Any]:
         """For the cache; `read` takes it back."""
@@ -58,8 +70,8 @@ class TableFacts:
         """What `document` gave; what a later version added is left aside."""
         known = {one.name for one in fields(cls)}
         given = {name: value for name, value in document.items() if name in known}
-        for name in ("snapshot_at", "oldest_snapshot_at"):
-            if given[name] is not None:
+        for name in ("snapshot_at", "oldest_snapshot_at", "oldest_loose_at"):
+            if given.get(name) is not None:
                 given[name] = datetime.fromisoformat(given[name])
         for name in ("data", "small", "position_deletes", "equality_deletes", "manifests"):
             given[name] = Amount(**given[name])

@@ -14,6 +14,7 @@ from tidegate.control.cancels import Cancelling, Cancels
 from tidegate.control.dead import DeadAttempt, DeadAttempts
 from tidegate.control.jobs import Jobs
 from tidegate.control.retention import prune
+from tidegate.control.sweeps import Sweeps
 from tidegate.errors import TidegateError
 from tidegate.log import log
 from tidegate.model.relation import Endpoint
@@ -59,6 +60,7 @@ class Sweeper:
         half = Cancels(self._context.plane).list_half_done(control, project)
         reclaimed = sum(self._try(one, partial(self._reclaim, control, one)) for one in dead)
         cancelled = sum(self._try(one, partial(self._end_cancel, control, one)) for one in half)
+        Sweeps(self._context.plane).note(control, project, self._actor)
         if now() < self._tidy_at and not tidy:
             return Swept(reclaimed, cancelled)
         self._tidy_at = now() + _TIDY_SECONDS

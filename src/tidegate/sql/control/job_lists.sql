@@ -28,6 +28,8 @@ WHERE j.project = %(project)s
   AND (NOT %(unfinished)s OR q.job_id IS NOT NULL)
   AND (%(kinds)s::text[] IS NULL OR j.kind = ANY(%(kinds)s))
   AND (%(names)s::text[] IS NULL OR j.name = ANY(%(names)s))
+  AND (%(before_at)s::timestamptz IS NULL
+       OR (j.submitted_at, j.job_id) < (%(before_at)s, %(before_id)s::uuid))
 ORDER BY j.submitted_at DESC, j.job_id DESC
 LIMIT %(limit)s
 

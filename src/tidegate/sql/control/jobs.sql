@@ -35,6 +35,21 @@ WITH job AS (
 )
 SELECT job_id, CASE WHEN %(announce)s THEN pg_notify(%(channel)s, %(project)s) END FROM job
 
+-- name: record_done
+-- Work that is over and done before it is written down; no row when its idempotency key was used.
+WITH job AS (
+    INSERT INTO {schema}.jobs
+        (job_id, project, kind, name, payload, result, status, max_attempts, lock_at,
+         idempotency_key, submitted_by, started_at, finished_at)
+    VALUES (%(job_id)s, %(project)s, %(kind)s, %(name)s, %(payload)s, %(result)s, 'done', 1,
+            'never', %(idempotency_key)s, %(actor)s, now(), now())
+    ON CONFLICT (project, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
+    RETURNING job_id
+), audited AS (
+    INSERT INTO {schema}.job_audit (job_id, event, actor) SELECT job_id, 'done', %(actor)s FROM job
+)
+SELECT job_id FROM job
+
 -- name: copy_jobs
 -- Many jobs at once, in a transaction with queue_copied.
 COPY {schema}.jobs (job_id, project, kind, name, resource, max_attempts, priority, lock_at,

@@ -21,3 +21,12 @@ CREATE TABLE IF NOT EXISTS {schema}.staged_folders (
     adopted      boolean     NOT NULL DEFAULT false,
     noted_at     timestamptz NOT NULL DEFAULT now()
 );
+
+-- Which sessions of maintenance have committed, over which connection to the server.
+CREATE TABLE IF NOT EXISTS {schema}.catalog_moves (
+    attempt_id    text        NOT NULL,
+    session       text        NOT NULL,
+    backend_pid   int         NOT NULL,
+    backend_start timestamptz NOT NULL,
+    PRIMARY KEY (attempt_id, session, backend_pid, backend_start)
+);

@@ -23,6 +23,7 @@ CREATE OR REPLACE FUNCTION {schema}.refuse_stale_attempt() RETURNS trigger
 LANGUAGE plpgsql AS $$
 DECLARE
     attempt text := nullif(current_setting('tidegate.attempt', true), '');
+    maintainer text := nullif(current_setting('tidegate.maintains', true), '');
 BEGIN
     IF attempt IS NOT NULL THEN
         SET LOCAL lock_timeout = '10s';
@@ -30,6 +31,12 @@ BEGIN
         IF NOT FOUND THEN
             RAISE EXCEPTION 'attempt % was replaced by another', attempt
                 USING ERRCODE = 'TG001', HINT = 'the newer attempt carries on';
+        END IF;
+        IF maintainer IS NOT NULL THEN
+            INSERT INTO {schema}.catalog_moves
+            SELECT attempt, maintainer, pid, backend_start FROM pg_stat_activity
+            WHERE pid = pg_backend_pid()
+            ON CONFLICT DO NOTHING;
         END IF;
     END IF;
     RETURN NEW;
@@ -43,11 +50,23 @@ FOR EACH ROW EXECUTE FUNCTION {schema}.refuse_stale_attempt();
 -- Iceberg sends a commit again when its connection is lost. If the first one has got through, the
 -- second finds that the table has moved on, and Iceberg takes that for a race that it has lost: it
 -- removes the files of the commit, or puts main back to it. An error makes it leave all as it is.
+-- A session of maintenance may have worked for hours, so it may lose a race and try again, unless
+-- it has committed over another connection: what it sends now could be what got through there.
 CREATE OR REPLACE FUNCTION {schema}.refuse_lost_race() RETURNS trigger
 LANGUAGE plpgsql AS $$
+DECLARE
+    attempt text := nullif(current_setting('tidegate.attempt', true), '');
+    maintainer text := nullif(current_setting('tidegate.maintains', true), '');
 BEGIN
-    IF nullif(current_setting('tidegate.attempt', true), '') IS NOT NULL
-       AND NOT EXISTS (SELECT FROM moved) THEN
+    IF attempt IS NULL OR EXISTS (SELECT FROM moved) THEN
+        RETURN NULL;
+    END IF;
+    IF maintainer IS NULL OR EXISTS (
+        SELECT FROM {schema}.catalog_moves m
+        WHERE m.attempt_id = attempt AND m.session = maintainer
+          AND NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = pg_backend_pid()
+                          AND a.pid = m.backend_pid AND a.backend_start = m.backend_start)
+    ) THEN
         RAISE EXCEPTION 'another commit came first' USING ERRCODE = 'TG002';
     END IF;
     RETURN NULL;

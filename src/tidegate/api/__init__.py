@@ -1,0 +1,1 @@
+"""The HTTP service: what the commands answer, and maintenance queued by request."""

@@ -1,0 +1,69 @@
+"""The application: every route, behind one door."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from anyio import to_thread
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from tidegate.api import (
+    audit,
+    drain,
+    jobs,
+    maintenance,
+    markers,
+    metrics,
+    probes,
+    problem_pages,
+    syncs,
+    tables,
+    watermarks,
+)
+from tidegate.api.documentation import describe
+from tidegate.api.door import Door
+from tidegate.api.problems import answer_problems
+from tidegate.api.service import Service
+from tidegate.project import Project
+
+ROUTERS = (
+    tables,
+    maintenance,
+    jobs,
+    syncs,
+    watermarks,
+    markers,
+    drain,
+    audit,
+    probes,
+    metrics,
+    problem_pages,
+)
+THREADS = 16
+"""as many sessions does the service open on the control database at most"""
+
+
+def create_app(project: Project) -> ASGIApp:
+    """The service of a project, as a server takes it."""
+    service = Service(project)
+    app = routes()
+    app.state.service = service
+    return Door(app, service, service.requests)
+
+
+def routes() -> FastAPI:
+    """Every route, without anything behind them."""
+    app = FastAPI(title="Tidegate", lifespan=_lifespan, redoc_url=None, redirect_slashes=False)
+    for module in ROUTERS:
+        app.include_router(module.router)
+    app.openapi = lambda: describe(app)  # type: ignore[method-assign]
+    answer_problems(app)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(_: FastAPI) -> AsyncIterator[None]:
+    to_thread.current_default_thread_limiter().total_tokens = THREADS
+    yield

@@ -1,0 +1,137 @@
+"""How routes are described: who may, what can go wrong, and what it looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fastapi import Depends, FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel, ConfigDict, Field
+
+from tidegate.api import problem_kinds as kinds
+from tidegate.api.problem_kinds import ProblemKind
+from tidegate.api.problems import PROBLEM_JSON, Problem
+from tidegate.api.service import Allow
+from tidegate.model.access import Scope
+from tidegate.version import __version__
+
+_ALWAYS = (kinds.TOO_LARGE,)
+_KNOWN = (
+    kinds.UNAUTHORIZED,
+    kinds.FORBIDDEN,
+    kinds.LOOPBACK_ONLY,
+    kinds.INVALID,
+    kinds.DATABASE,
+)
+_CHANGING = (kinds.MALFORMED, kinds.TIMEOUT, kinds.UNSUPPORTED_TYPE)
+_HEADERS = {
+    401: {"WWW-Authenticate": "How to say who you are."},
+    503: {"Retry-After": "After how many seconds to try again."},
+}
+TAGS = [
+    {"name": "tables", "description": "The tables of the project's lakes."},
+    {"name": "maintenance", "description": "What is done to a table, and what would help it."},
+    {"name": "jobs", "description": "What is queued, what runs, what became of it."},
+    {"name": "syncs", "description": "What is loaded, and how far it has got."},
+    {"name": "service", "description": "The service itself, and how it does."},
+]
+
+
+class ProblemDocument(BaseModel):
+    """A problem (RFC 9457); some types carry more fields."""
+
+    model_config = ConfigDict(extra="allow", title="Problem")
+
+    type: str = Field(description="What kind of problem; a page of this service explains it.")
+    title: str
+    status: int
+    detail: str = Field(description="What happened, to what.")
+    instance: str = Field(description="The path that was asked for.")
+    hint: str | None = Field(None, description="What to do.")
+
+
+def route(
+    scope: Scope | None,
+    *told: ProblemKind,
+    changes: bool = False,
+    before: Sequence[Callable[..., None]] = (),
+    **more: Any,
+) -> dict[str, Any]:
+    """What a route is declared with: its scope, the problems that it can answer with, and what is
+    looked at before its body."""
+    responses = problems(
+        *_ALWAYS, *(() if scope is None else _KNOWN), *(_CHANGING if changes else ()), *told
+    )
+    responses |= more.pop("responses", {})
+    if scope is None:
+        return {"responses": responses, **more}
+    return {
+        "responses": responses,
+        "dependencies": [Depends(Allow(scope)), *(Depends(one) for one in before)],
+        "openapi_extra": {"security": [{"token": [scope.value]}], "x-scope": scope.value},
+        **more,
+    }
+
+
+def problems(*told: ProblemKind) -> dict[int | str, dict[str, Any]]:
+    """Answers that are problems, by status, each with an example."""
+    found: dict[int | str, dict[str, Any]] = {}
+    for kind in sorted(set(told), key=lambda one: (one.status, one.name)):
+        entry = found.setdefault(
+            kind.status,
+            {
+                "description": kind.title,
+                "content": {
+                    PROBLEM_JSON: {
+                        "schema": {"$ref": "#/components/schemas/Problem"},
+                        "examples": {},
+                    }
+                },
+            },
+        )
+        if kind.title not in entry["description"]:
+            entry["description"] += f"; or: {kind.title}"
+        entry["content"][PROBLEM_JSON]["examples"][kind.name] = {
+            "summary": kind.title,
+            "value": Problem(kind, kind.text).document("/…"),
+        }
+        for name, text in _HEADERS.get(kind.status, {}).items():
+            entry.setdefault("headers", {})[name] = {
+                "description": text,
+                "schema": {"type": "string"},
+            }
+    return found
+
+
+def shown(text: str, example: Any, **more: Any) -> dict[str, Any]:
+    """A good answer with its example."""
+    return {"description": text, "content": {"application/json": {"example": example}}, **more}
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document, made once."""
+    if app.openapi_schema is None:
+        document = get_openapi(
+            title="Tidegate",
+            version=__version__,
+            summary="Tables of a lake, their health, and maintenance as fenced jobs.",
+            description="Errors are problem documents (RFC 9457) whose types stay; each is "
+            "explained under GET /problems. Times are ISO 8601 in UTC.",
+            routes=app.routes,
+            tags=TAGS,
+        )
+        components = document.setdefault("components", {})
+        components.setdefault("schemas", {})["Problem"] = ProblemDocument.model_json_schema()
+        for unused in ("HTTPValidationError", "ValidationError"):
+            components["schemas"].pop(unused, None)
+        components["securitySchemes"] = {
+            "token": {
+                "type": "http",
+                "scheme": "bearer",
+                "description": "From `tidegate token create`. Scopes: read, submit, admin, each "
+                "with what those before it allow. Without any token only this machine is served.",
+            }
+        }
+        app.openapi_schema = document
+    return app.openapi_schema

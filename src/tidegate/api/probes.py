@@ -1,0 +1,89 @@
+"""`/healthz` and `/readyz`: whether the service lives, and whether it can do its work."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import psycopg
+from fastapi import APIRouter, Response
+from pydantic import BaseModel
+
+from tidegate.api import problem_kinds as kinds
+from tidegate.api.answers import answer
+from tidegate.api.documentation import route, shown
+from tidegate.api.problems import Problem
+from tidegate.api.service import Served, Service
+from tidegate.errors import TidegateError
+from tidegate.postgres.connect import Connection
+from tidegate.sql import migrations
+
+router = APIRouter(tags=["service"])
+_ALIVE = b'{"status":"ok"}'
+_EXAMPLE = {"status": "ready", "schema_version": 3, "sweeper_age_seconds": 4.2, "draining": False}
+
+
+class Alive(BaseModel):
+    """The process answers."""
+
+    status: str
+
+
+class Ready(BaseModel):
+    """The service can do its work."""
+
+    status: str
+    schema_version: int
+    sweeper_age_seconds: float | None
+    draining: bool
+
+
+@router.get(
+    "/healthz",
+    summary="Whether the process answers",
+    description="Touches no database, and needs no token.",
+    response_model=Alive,
+    **route(None, responses={200: shown("It does.", {"status": "ok"})}),
+)
+async def healthz() -> Response:
+    return Response(_ALIVE, media_type="application/json")
+
+
+@router.get(
+    "/readyz",
+    summary="Whether the service can do its work",
+    description="503 with `reasons` when not: the control database does not answer or has another "
+    "schema, nobody sweeps, or no new jobs are taken in. Needs no token.",
+    response_model=Ready,
+    **route(None, kinds.NOT_READY, responses={200: shown("It can.", _EXAMPLE)}),
+)
+def readyz(service: Served) -> Response:
+    try:
+        with service.control() as control:
+            found, reasons = _look(service, control)
+    except (TidegateError, psycopg.Error):
+        found, reasons = {}, ["the control database does not answer"]
+    if reasons:
+        raise Problem(kinds.NOT_READY, "; ".join(reasons), reasons=reasons, **found)
+    return answer({"status": "ready", **found})
+
+
+def _look(service: Service, control: Connection) -> tuple[dict[str, Any], list[str]]:
+    plane, reasons = service.context.plane, []
+    version, newest = plane.version(control), migrations("control/migrations")[-1][0]
+    if version != newest:
+        # Of another schema nothing more can be asked.
+        said = f"the control database has schema version {version}, this service needs {newest}"
+        return {"schema_version": version}, [said]
+    age = service.sweeper_age(control)
+    patience = max(60.0, 5 * service.context.settings.worker.sweep_seconds)
+    if age is None:
+        if time.monotonic() - service.started_at > patience:
+            reasons.append("nobody has swept yet: is a worker or a sweeper running?")
+    elif age > patience:
+        reasons.append(f"nobody has swept for {age:.0f} seconds: is a worker or a sweeper running?")
+    draining = plane.draining(control) is not None
+    if draining:
+        reasons.append("no new jobs are taken in: it drains")
+    found = {"schema_version": version, "sweeper_age_seconds": age, "draining": draining}
+    return found, reasons

@@ -1,0 +1,172 @@
+"""`tidegate token`: who may use the service."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidegate.cli.moments import moment
+from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, open_project
+from tidegate.cli.output import print_json, print_line, print_table
+from tidegate.cli.translation import translated
+from tidegate.errors import UsageError
+from tidegate.model.access import Scope
+
+if TYPE_CHECKING:
+    from tidegate.control.api_tokens import ApiToken
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Say who may use the service.\n\nExample: tidegate token create nightly --scope submit",
+)
+TokenName = Annotated[str, typer.Argument(metavar="NAME", help="The token's name.")]
+
+
+@app.command()
+def create(
+    name: TokenName,
+    scope: Annotated[
+        Scope, typer.Option("--scope", help="What it allows; each includes those before it.")
+    ] = Scope.READ,
+    expires: Annotated[
+        str | None, typer.Option("--expires", help='After which time it ends, such as "90 days".')
+    ] = None,
+    project: ProjectFolder = HERE,
+    profile: Profile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a token and print it once; only its hash is kept.
+
+    Example: tidegate token create nightly --scope submit --expires "90 days"
+    """
+    from tidegate.control.access_audit import AccessAudit
+    from tidegate.control.api_tokens import ApiTokens
+    from tidegate.control.workers import user_name
+
+    seconds = None if expires is None else _seconds(expires)
+    opened = open_project(project, profile)
+    context, actor = opened.context, f"{user_name()} (tidegate token create)"
+    with translated("making a token"):
+        context.control_id()
+        with context.plane.connect() as control, control.transaction():
+            token, text = ApiTokens(context.plane).create(
+                control, opened.name, name, scope, actor=actor, expires_seconds=seconds
+            )
+            AccessAudit(context.plane, opened.name).record(
+                control, actor=actor, action="token create", object=name, outcome=scope.value
+            )
+    if as_json:
+        print_json({**_document(token), "token": text})
+        return
+    until = f" until {moment(token.expires_at)}" if token.expires_at else ""
+    print_line(text)
+    typer.echo(
+        f"token {name} allows {scope.value}{until}; it is not shown again. Send it as: "
+        "Authorization: Bearer TOKEN",
+        err=True,
+    )
+
+
+@app.command("list")
+def list_(project: ProjectFolder = HERE, profile: Profile = None, as_json: AsJson = False) -> None:
+    """List the tokens of the project, revoked ones last.
+
+    Example: tidegate token list
+    """
+    from tidegate.control.api_tokens import ApiTokens
+    from tidegate.insight.control_session import control_session
+
+    opened = open_project(project, profile)
+    with translated("listing tokens"), control_session(opened.context) as control:
+        found = (
+            [] if control is None else ApiTokens(opened.context.plane).list(control, opened.name)
+        )
+    if as_json:
+        print_json([_document(one) for one in found])
+    elif not found:
+        print_line("no tokens: the service answers this machine only")
+    else:
+        print_table(
+            ("name", "scope", "state", "expires", "used", "created", "by"),
+            (
+                (
+                    one.name,
+                    one.scope.value,
+                    _state(one),
+                    moment(one.expires_at) if one.expires_at else "never",
+                    moment(one.used_at) if one.used_at else "never",
+                    moment(one.created_at),
+                    one.created_by,
+                )
+                for one in found
+            ),
+        )
+
+
+@app.command()
+def revoke(
+    name: TokenName,
+    project: ProjectFolder = HERE,
+    profile: Profile = None,
+    as_json: AsJson = False,
+) -> None:
+    """End a token; nothing is changed with it any more, and a second later nothing read either.
+
+    Example: tidegate token revoke nightly
+    """
+    from tidegate.control.access_audit import AccessAudit
+    from tidegate.control.api_tokens import ApiTokens
+    from tidegate.control.workers import user_name
+
+    opened = open_project(project, profile)
+    context, actor = opened.context, f"{user_name()} (tidegate token revoke)"
+    with translated(f"revoking {name}"):
+        context.control_id()
+        with context.plane.connect() as control, control.transaction():
+            tokens = ApiTokens(context.plane)
+            token = tokens.revoke(control, opened.name, name, actor=actor)
+            left = tokens.any_exists(control, opened.name)
+            AccessAudit(context.plane, opened.name).record(
+                control, actor=actor, action="token revoke", object=name, outcome="revoked"
+            )
+    if as_json:
+        print_json({**_document(token), "tokens_left": left})
+        return
+    print_line(f"token {name} is revoked")
+    if not left:
+        print_line("it was the last one: the service now answers this machine only, without any")
+
+
+def _seconds(text: str) -> float:
+    from tidegate.settings.durations import parse_duration
+
+    try:
+        found = parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"--expires {text!r}", f"expected {error}") from None
+    if not 0 < found <= 100 * 365 * 86_400:
+        raise UsageError(
+            f"--expires {text!r}", "expected a time from now, 100 years at most, or none at all"
+        )
+    return found
+
+
+def _state(token: ApiToken) -> str:
+    if token.revoked_at is not None:
+        return "revoked"
+    return "expired" if token.is_expired else "good"
+
+
+def _document(token: ApiToken) -> dict[str, Any]:
+    return {
+        "name": token.name,
+        "scope": token.scope.value,
+        "state": _state(token),
+        "created_at": token.created_at,
+        "created_by": token.created_by,
+        "expires_at": token.expires_at,
+        "revoked_at": token.revoked_at,
+        "revoked_by": token.revoked_by,
+        "used_at": token.used_at,
+    }

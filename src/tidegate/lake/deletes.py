@@ -1,0 +1,148 @@
+"""The delete files of a table: which of them delete nothing any more, and how few would do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tidegate.lake.manifest_entries import EQUALITY_DELETES, FileEntry
+from tidegate.lake.table_properties import whole_property
+from tidegate.model.bin_packing import TARGET_DELETE_FILE_BYTES, FileSizes, Packer
+from tidegate.model.maintenance import Amount
+
+if TYPE_CHECKING:
+    from pyiceberg.table.metadata import TableMetadata
+
+PartitionKey = tuple[int, tuple[Any, ...]]
+"""a partitioning and the values in it"""
+_TARGET_SIZE = "write.delete.target-file-size-bytes"
+_GRANULARITY = "write.delete.granularity"
+
+
+@dataclass(slots=True)
+class _Group:
+    """The position delete files of one partition."""
+
+    packer: Packer
+    unnamed_bytes: int = 0
+    """of those that are for several data files"""
+    newest_unnamed: int | None = None
+    named: set[str] = field(default_factory=set)
+
+
+class Deletes:
+    """The delete files of one snapshot, and what is known of the data files that they are for.
+
+    All delete files come first: then only the data files that one of them names need be kept.
+    """
+
+    def __init__(self, metadata: TableMetadata) -> None:
+        target = whole_property(metadata.properties, _TARGET_SIZE, TARGET_DELETE_FILE_BYTES)
+        self._sizes = FileSizes(target)
+        # Spark's own default; Iceberg's is the other.
+        self._by_file = metadata.properties.get(_GRANULARITY, "file") == "file"
+        self._global = frozenset(
+            one.spec_id for one in metadata.partition_specs if one.is_unpartitioned()
+        )
+        self._vectors_only = metadata.format_version >= 3
+        self._named: dict[tuple[str, int], Amount] = {}
+        self._shared: dict[tuple[int, PartitionKey, int], int] = {}
+        self._rows: dict[str, int] = {}
+        self._found: dict[str, int] = {}
+        self._groups: dict[PartitionKey, _Group] = {}
+        self._positions = Amount()
+
+    def take(self, entry: FileEntry) -> None:
+        """Note a delete file."""
+        partition = (entry.spec_id, entry.partition)
+        if entry.content != EQUALITY_DELETES:
+            self._take_positions(entry, partition)
+        if entry.data_file is not None:
+            named = (entry.data_file, entry.sequence)
+            self._named[named] = _more(self._named.get(named, Amount()), entry.bytes)
+            self._rows[entry.data_file] = self._rows.get(entry.data_file, 0) + entry.records
+            return
+        key = (entry.content, partition, entry.sequence)
+        self._shared[key] = self._shared.get(key, 0) + 1
+
+    def _take_positions(self, entry: FileEntry, partition: PartitionKey) -> None:
+        self._positions = _more(self._positions, entry.bytes)
+        self._vectors_only = self._vectors_only and entry.is_vector
+        group = self._groups.get(partition)
+        if group is None:
+            group = self._groups[partition] = _Group(Packer(self._sizes))
+        group.packer.add(entry.bytes)
+        if entry.data_file is not None:
+            group.named.add(entry.data_file)
+            return
+        group.unnamed_bytes += entry.bytes
+        group.newest_unnamed = max(entry.sequence, group.newest_unnamed or 0)
+
+    @property
+    def names_files(self) -> bool:
+        return bool(self._rows)
+
+    def see(self, entry: FileEntry) -> None:
+        """Note a data file, if a delete file names it."""
+        if entry.path in self._rows:
+            self._found[entry.path] = entry.sequence
+
+    def rows_of(self, path: str) -> int:
+        """Rows that are deleted from a file, as far as is known of it alone."""
+        return self._rows.get(path, 0)
+
+    def dangling(self, oldest: Mapping[PartitionKey, int]) -> int:
+        """How many delete nothing any more; `oldest` is the least sequence of each partition."""
+        oldest_of_all = min(oldest.values(), default=None)
+        lost = sum(amount.files for amount in self._lost())
+        for (content, partition, sequence), count in self._shared.items():
+            least = oldest.get(partition)
+            if content == EQUALITY_DELETES:
+                if partition[0] in self._global:
+                    least = oldest_of_all
+                if least is None or least >= sequence:
+                    lost += count
+            elif least is None or least > sequence:
+                lost += count
+        return lost
+
+    def _lost(self) -> Iterator[Amount]:
+        """Those that name a data file which is gone, or younger than they are."""
+        for (path, sequence), amount in self._named.items():
+            found = self._found.get(path)
+            if found is None or found > sequence:
+                yield amount
+
+    def put_together(
+        self, min_input_files: int, oldest: Mapping[PartitionKey, int]
+    ) -> tuple[Amount, Amount]:
+        """Position delete files before and after they are rewritten."""
+        before = after = self._positions
+        if self._vectors_only:
+            # Iceberg leaves a table alone whose deletes are all vectors.
+            return before, after
+        for partition, group in self._groups.items():
+            taken = list(group.packer.groups(min_input_files))
+            if taken:
+                gone = sum(one.files for one in taken) - self._written(partition, group, oldest)
+                after = Amount(after.files - gone, after.bytes)
+        lost = sum(amount.bytes for amount in self._lost()) if after != before else 0
+        return before, Amount(after.files, after.bytes - lost)
+
+    def _written(
+        self, partition: PartitionKey, group: _Group, oldest: Mapping[PartitionKey, int]
+    ) -> int:
+        live = sum(1 for path in group.named if path in self._found)
+        least = oldest.get(partition)
+        unnamed = (
+            group.newest_unnamed is not None and least is not None and least <= group.newest_unnamed
+        )
+        if self._by_file:
+            return live + (self._sizes.output_files(group.unnamed_bytes) if unnamed else 0)
+        weight = sum(one.bytes for one in group.packer.groups(1))
+        return self._sizes.output_files(weight) if live or unnamed else 0
+
+
+def _more(amount: Amount, size: int) -> Amount:
+    return Amount(amount.files + 1, amount.bytes + size)

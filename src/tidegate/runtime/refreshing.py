@@ -1,0 +1,207 @@
+"""Keeping the table cache up to date: what is listed, what has changed, what is gone."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import psycopg
+
+from tidegate.control.lake_tables import CachedCatalog, LakeTables
+from tidegate.errors import TidegateError
+from tidegate.lake.metadata import list_locations
+from tidegate.lake.table_facts import read_facts
+from tidegate.log import log
+from tidegate.model.relation import Endpoint
+from tidegate.pipeline.context import Context
+from tidegate.postgres.connect import Connection
+
+_ABANDONED_SECONDS = 600.0
+"""whoever refreshes for longer without having tried anew may be stopped; others go on"""
+
+
+@dataclass(frozen=True, slots=True)
+class Refreshed:
+    """What one refresh did; `failed` are catalogs, `unreadable` single tables."""
+
+    catalogs: int = 0
+    read: int = 0
+    unchanged: int = 0
+    removed: int = 0
+    unreadable: int = 0
+    failed: int = 0
+    skipped: int = 0
+    """catalogs that another refreshes now, or has just refreshed"""
+
+    def __add__(self, other: Refreshed) -> Refreshed:
+        mine, others = asdict(self), asdict(other)
+        return Refreshed(**{name: mine[name] + others[name] for name in mine})
+
+
+class Refresher:
+    """Looks at every lake of a project; any number may, since one at a time does it."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._tables = LakeTables(context.plane, context.settings.project.name)
+
+    @property
+    def lakes(self) -> list[str]:
+        """The connections that are lakes."""
+        return [one for one in self._context.settings.connections if self._context.is_lake(one)]
+
+    def run_once(self, control: Connection, *, younger_seconds: float = 0.0) -> Refreshed:
+        """Look at every lake that was last tried so many seconds ago or more.
+
+        A catalog that is down is told and loses nothing; nor does it stop the others.
+        """
+        done = Refreshed()
+        tried = {one.catalog: one for one in self._tables.catalogs(control, self.lakes)}
+        for lake in self.lakes:
+            age = _age(tried.get(lake))
+            if age is not None and age < younger_seconds:
+                done += Refreshed(skipped=1)
+                continue
+            abandoned = age is not None and age > _ABANDONED_SECONDS
+            with self._tables.refreshing(control, lake) as alone:
+                if alone or abandoned:
+                    done += self._refresh(control, lake)
+                else:
+                    done += Refreshed(skipped=1)
+        return done
+
+    def _refresh(self, control: Connection, lake: str) -> Refreshed:
+        listed_at = self._tables.clock(control)
+        try:
+            found = list_locations(self._context.catalog(lake))
+        except Exception as error:
+            reason = _reason(error)
+            self._tables.note_failed(control, lake, reason)
+            log.warning("catalog_not_listed", catalog=lake, error=reason)
+            return Refreshed(failed=1)
+        with control.transaction():
+            known = self._tables.see(control, lake, list(found))
+            removed = self._tables.remove_unseen(control, lake, listed_at)
+        done = Refreshed(catalogs=1, removed=removed)
+        for relation, location in found.items():
+            if location is not None and known.get(relation) == location:
+                done += Refreshed(unchanged=1)
+            else:
+                done += self._read(control, Endpoint(lake, relation))
+        self._tables.note_refreshed(control, lake, listed_at)
+        return done
+
+    def _read(self, control: Connection, target: Endpoint) -> Refreshed:
+        try:
+            there = refresh_table(self._context, control, target)
+        except Exception as error:
+            if control.closed:
+                raise
+            reason = _reason(error)
+            self._tables.mark(control, target, reason)
+            log.warning("table_not_read", table=str(target), error=reason)
+            return Refreshed(unreadable=1)
+        return Refreshed(read=1) if there else Refreshed(removed=1)
+
+
+def refresh_table(context: Context, control: Connection, target: Endpoint) -> bool:
+    """Read one table anew; False when it is gone, and forgotten."""
+    tables = LakeTables(context.plane, context.settings.project.name)
+    read_at = tables.clock(control)
+    facts = read_facts(context.catalog(target.connection), target.relation)
+    if facts is None:
+        tables.remove(control, target)
+        return False
+    tables.put(control, target, facts, read_at)
+    return True
+
+
+def note_written(context: Context, control: Connection, target: Endpoint, *, anew: bool) -> None:
+    """After somebody wrote to a table: into the cache with it, read `anew` or only if it is new.
+
+    What goes wrong is told; the next refresh finds the table by itself.
+    """
+    try:
+        tables = LakeTables(context.plane, context.settings.project.name)
+        if anew or tables.get(control, target) is None:
+            refresh_table(context, control, target)
+    except Exception as error:
+        log.warning("table_not_cached", table=str(target), error=_reason(error))
+
+
+class RefreshLoop:
+    """A thread that refreshes at an interval, over a session of its own.
+
+    `then` is done after each refresh that found something to look at, whoever did it.
+    """
+
+    def __init__(
+        self, context: Context, then: Callable[[Connection], object] = lambda _: None
+    ) -> None:
+        self.refresher = Refresher(context)
+        self._context = context
+        self._interval = context.settings.maintenance.refresh_seconds
+        self._then = then
+        self._control: Connection | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tidegate-refresher", daemon=True)
+
+    def start(self) -> None:
+        """Start refreshing; without a lake there is nothing to start."""
+        if self.refresher.lakes:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End after the table that is being read."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def refresh(self) -> Refreshed | None:
+        """One refresh and what follows it; None when it failed, which is told."""
+        try:
+            if self._control is None or self._control.closed:
+                self._control = self._context.plane.connect()
+            # Several processes refresh one project about as often as one would.
+            done = self.refresher.run_once(self._control, younger_seconds=self._interval / 2)
+            if not self._stopping.is_set():
+                self._then(self._control)
+        except Exception as error:
+            # Whatever it was: a loop that has ended would say nothing at all.
+            log.warning("refresh_failed", error=_reason(error), exc_info=not _is_ours(error))
+            if self._control is not None:
+                self._control.close()
+            return None
+        if done.read or done.removed:
+            log.info("tables_refreshed", **asdict(done))
+        return done
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self.refresh()
+            # Not all processes at once.
+            self._stopping.wait(self._interval * random.uniform(0.75, 1.25))
+        if self._control is not None:
+            self._control.close()
+
+
+def _is_ours(error: Exception) -> bool:
+    return isinstance(error, psycopg.Error | TidegateError)
+
+
+def _age(tried: CachedCatalog | None) -> float | None:
+    """How many seconds ago a catalog was last tried."""
+    if tried is None or tried.tried_at is None:
+        return None
+    return (tried.asked_at - tried.tried_at).total_seconds()
+
+
+def _reason(error: Exception) -> str:
+    """One line; the words of a library may hold what nobody should read, so only its kind."""
+    if isinstance(error, TidegateError):
+        return error.message.splitlines()[0]
+    if isinstance(error, psycopg.Error):
+        return str(error).partition("\n")[0]
+    return f"it cannot be read: {type(error).__name__}"

@@ -1,0 +1,62 @@
+"""Projects with tables in a lake that need care, made without Spark, and their cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from integration.conftest import MakePlace, Place
+from integration.filled_lakes import fill_table, lake_place, open_table, orders
+from tidegate.control.lake_tables import CachedTable, LakeTables
+from tidegate.model.relation import Endpoint, Relation
+from tidegate.postgres.connect import Connection
+from tidegate.project import Project
+from tidegate.runtime.refreshing import Refreshed, Refresher
+
+ORDERS = Relation("raw", "orders")
+ITEMS = Relation("raw", "items")
+TARGET = Endpoint("lake", ORDERS)
+
+
+def small_files(place: Place, relation: Relation = ORDERS, files: int = 6) -> None:
+    """A table of so many small files, each a commit of its own."""
+    fill_table(place, orders(range(1, 3)), relation)
+    add_files(place, relation, files - 1)
+
+
+def add_files(place: Place, relation: Relation = ORDERS, files: int = 1) -> None:
+    for _ in range(files):
+        open_table(place, relation).append(orders(range(1, 3)))
+
+
+def cared_place(make_place: MakePlace, settings: str = "", **options: Any) -> Place:
+    """A project with a control plane and an embedded lake, which has no table yet."""
+    place = lake_place(make_place, **options)
+    toml = place.folder / "tidegate.toml"
+    toml.write_text(f"{toml.read_text()}\n{settings}\n")
+    with place.open() as project:
+        project.context.control_id()
+    return place
+
+
+@contextmanager
+def opened(place: Place) -> Iterator[tuple[Project, Connection]]:
+    with place.open() as project, project.context.plane.connect() as control:
+        yield project, control
+
+
+def refresh(place: Place, **options: Any) -> Refreshed:
+    with opened(place) as (project, control):
+        return Refresher(project.context).run_once(control, **options)
+
+
+def cached(place: Place, target: Endpoint = TARGET) -> CachedTable | None:
+    with opened(place) as (project, control):
+        return LakeTables(project.context.plane, project.name).get(control, target)
+
+
+def names(place: Place, *lakes: str) -> list[str]:
+    with opened(place) as (project, control):
+        found = LakeTables(project.context.plane, project.name).names(control, lakes or ("lake",))
+    return [str(one) for one in found]

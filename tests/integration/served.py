@@ -1,0 +1,58 @@
+"""The service on a real socket, in a thread of the test's process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from tidegate.api.server import Server, address, listen
+from tidegate.control.api_tokens import ApiTokens
+from tidegate.model.access import Scope
+from tidegate.project import Project
+
+
+@contextmanager
+def serving(project: Project) -> Iterator[httpx.Client]:
+    """A client of the service, which ends with the block."""
+    project.context.control_id()
+    listening = listen("127.0.0.1", 0)
+    server, ready = Server(project, listening), threading.Event()
+    thread = threading.Thread(target=server.run_here, args=(ready.set,), daemon=True)
+    thread.start()
+    assert ready.wait(20)
+    try:
+        with httpx.Client(base_url=address(listening), timeout=30) as client:
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def make_token(
+    project: Project, name: str, scope: Scope, expires_seconds: float | None = None
+) -> dict[str, str]:
+    """A token, as the header that shows it."""
+    context = project.context
+    context.control_id()
+    with context.plane.connect() as control:
+        _, text = ApiTokens(context.plane).create(
+            control, project.name, name, scope, actor="test", expires_seconds=expires_seconds
+        )
+    return {"Authorization": f"Bearer {text}"}
+
+
+def problem(answer: httpx.Response, status: int, name: str) -> dict[str, Any]:
+    """The problem that an answer tells of, which must be this one."""
+    assert answer.headers["content-type"] == "application/problem+json", answer.text
+    found: dict[str, Any] = answer.json()
+    assert (answer.status_code, found["type"]) == (status, f"/problems/{name}"), answer.text
+    assert found["status"] == status
+    assert found["instance"] == answer.request.url.raw_path.decode().partition("?")[0]
+    assert found["title"]
+    assert found["detail"]
+    return found
