@@ -10,7 +10,8 @@ from pathlib import Path
 
 import tidegate
 from acceptance.processes import Process
-from java_archive import SMALL, class_path
+from few_rows import FEW_ROWS
+from java_archive import class_path
 from tidegate.lake.jars import lake_conf
 from warm_python import WarmPython
 
@@ -66,7 +67,7 @@ class SparkServer:
             "spark.sql.session.timeZone": "Asia/Kolkata",
             "spark.local.dir": str(self._folder),
             "spark.sql.warehouse.dir": str(self._folder / "warehouse"),
-            **SMALL,
+            **FEW_ROWS,
             **lake_conf({}, postgres=True),
         }
         command = [
