@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import time
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+
+from psycopg import sql
 
 from integration.conftest import MakePlace, Place
 from integration.filled_lakes import lake_place, make_table, open_table, orders
@@ -64,3 +70,35 @@ def snapshots(place: Place) -> list[int]:
 
 def maintain(project: Project, order: Order) -> Maintained:
     return maintain_here(project.context, TARGET, order, actor="test")
+
+
+def location(place: Place) -> Path:
+    """The folder of the table."""
+    return Path(urlsplit(open_table(place).location()).path)
+
+
+def leave_file(place: Place, name: str, *, days: float = 10.0) -> Path:
+    """A file below the table that no snapshot knows, last written so long ago."""
+    file = location(place) / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"left over")
+    age(file, days=days)
+    return file
+
+
+def age(*files: Path, days: float = 10.0) -> None:
+    """Make files look older than they are."""
+    then = time.time() - days * 86_400
+    for file in files:
+        os.utime(file, (then, then))
+
+
+def orphans_of(place: Place, done: Maintained) -> dict[str, tuple[str | None, bool]]:
+    """By the name of the file: why it was kept, and whether it is deleted."""
+    rows = place.control.execute(
+        sql.SQL(
+            "SELECT path, kept, deleted_at IS NOT NULL FROM tidegate_control.orphan_files"
+            " WHERE job_id = {}"
+        ).format(str(done.job_id))
+    )
+    return {Path(path).name: (kept, deleted) for path, kept, deleted in rows}

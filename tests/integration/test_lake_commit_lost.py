@@ -33,6 +33,7 @@ class CatalogProxy(Proxy):
     def __init__(self, port: int, cut: Cut) -> None:
         super().__init__(port, cut, "tidegate.attempt=")
         self.cut_at: int | None = None
+        self.before_commit: Callable[[int], None] = lambda _: None
         self.before_cut: Callable[[], None] = lambda: None
         self.seen = 0
 
@@ -49,6 +50,7 @@ class CatalogProxy(Proxy):
                 message = read_message(client)
                 if watched and message[:1] == b"P" and b"UPDATE" in message:
                     self.seen += 1
+                    self.before_commit(self.seen)
                     commits = self.seen == self.cut_at
                     if commits and self._cut is Cut.BEFORE_COMMIT:
                         self.cuts += 1

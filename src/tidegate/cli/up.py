@@ -34,6 +34,7 @@ def up(
     opened = open_project(project, profile)
     opened.context.control_id()
     folder = opened.settings.root
+    lakes = opened.refresh_loop().refresher.lakes
     opened.close()
     base = [sys.executable, "-m", "tidegate"]
     for key, value in given_overrides().items():
@@ -45,6 +46,9 @@ def up(
     members = [Supervised(f"worker {number}", command) for number in range(1, workers + 1)]
     if serve:
         members.append(Supervised("service", [*base, "serve", *common]))
+    elif lakes:
+        # Workers come and go with their number; the tables of lakes need one who looks after them.
+        members.append(Supervised("sweeper", [*base, "sweeper", *common]))
     say = _say_nothing if as_json else print_line
     beside = " and the service" if serve else ""
     many = "es" if workers > 1 else ""

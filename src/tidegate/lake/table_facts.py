@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
 
+_REPLACE = "replace"
+
 
 def read_facts(catalog: Catalog, relation: Relation) -> TableFacts | None:
     """The table as it is now; None when there is none."""
@@ -54,6 +56,7 @@ def facts_of(table: Table) -> TableFacts:
     kinds = Counter(ref.snapshot_ref_type.value for ref in metadata.refs.values())
     at = [one.timestamp_ms for one in metadata.snapshots]
     loose = _loose_snapshots(metadata)
+    commits, added = _added(metadata)
     return TableFacts(
         uuid=str(metadata.table_uuid),
         location=metadata.location,
@@ -89,6 +92,8 @@ def facts_of(table: Table) -> TableFacts:
         position_deletes_after=found.deletes.put_together(2, oldest)[1].files,
         loose_snapshots=len(loose),
         oldest_loose_at=moment(min(loose)) if loose else None,
+        added_files_per_commit=added.files / commits if commits else 0.0,
+        added_bytes_per_file=added.bytes / added.files if added.files else 0.0,
         may_delete_files=may_delete_files(metadata.properties),
     )
 
@@ -183,6 +188,21 @@ def _loose_snapshots(metadata: TableMetadata) -> list[int]:
     """When the snapshots were made that no branch or tag points at."""
     heads = {ref.snapshot_id for ref in metadata.refs.values()}
     return [one.timestamp_ms for one in metadata.snapshots if one.snapshot_id not in heads]
+
+
+def _added(metadata: TableMetadata) -> tuple[int, Amount]:
+    """How many commits have brought data files, and which; rewritten ones are not new."""
+    commits = files = size = 0
+    for one in metadata.snapshots:
+        if one.summary is None or one.summary.operation.value == _REPLACE:
+            continue
+        told = one.summary.additional_properties
+        brought = int(told.get("added-data-files", 0))
+        if brought:
+            commits += 1
+            files += brought
+            size += int(told.get("added-files-size", 0))
+    return commits, Amount(files, size)
 
 
 def _small_manifests(manifests: Iterable[ManifestFile], target: int, spec_id: int) -> int:

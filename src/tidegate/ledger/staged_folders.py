@@ -59,6 +59,14 @@ class StagedFolders:
             return []
         return [StagedFolder(*row) for row in rows]
 
+    def unadopted(self, connection: Connection) -> list[tuple[str, str]]:
+        """(table, attempt) of every folder whose files are no table's own."""
+        try:
+            rows = connection.execute(self._statement("unadopted_folders"))
+        except (pg.UndefinedTable, pg.InvalidSchemaName):
+            return []
+        return [(table, attempt_id) for table, attempt_id in rows]
+
     def attempts(self, connection: Connection, table: str) -> list[str]:
         """Attempts that may have left something behind for a table."""
         try:

@@ -52,6 +52,9 @@ class TableFacts:
     loose_snapshots: int = 0
     """snapshots that are not the head of a branch and have no tag"""
     oldest_loose_at: datetime | None = None
+    added_files_per_commit: float = 0.0
+    """data files that a commit has brought, on average of those that are known and brought any"""
+    added_bytes_per_file: float = 0.0
     may_delete_files: bool = True
     """False where the table's files may be shared with another (gc.enabled = false)"""
 

@@ -19,7 +19,7 @@ from tidegate.model.job import Claim
 from tidegate.model.maintenance import Action, Order
 from tidegate.model.relation import Endpoint
 from tidegate.pipeline.action_run import ActionRun
-from tidegate.pipeline.actions import MaintainingAttempt, Work
+from tidegate.pipeline.action_work import MaintainingAttempt, Work
 from tidegate.pipeline.context import Context
 
 

@@ -29,3 +29,7 @@ AND (%(alive)s OR noted_at < now() - interval '1 hour')
 -- What all attempts have left behind for a table, or for any.
 SELECT folder, attempt_id, location, adopted FROM {schema}.staged_folders
 WHERE %(table)s::text IS NULL OR target_table = %(table)s ORDER BY noted_at
+
+-- name: unadopted_folders
+-- Folders of all tables whose files no table has taken for its own.
+SELECT target_table, attempt_id FROM {schema}.staged_folders WHERE NOT adopted
