@@ -58,7 +58,7 @@ def routes() -> FastAPI:
     app = FastAPI(title="Tidegate", lifespan=_lifespan, redoc_url=None, redirect_slashes=False)
     for module in ROUTERS:
         app.include_router(module.router)
-    app.openapi = lambda: describe(app)  # type: ignore[method-assign]
+    app.openapi = lambda: describe(app, [one.router for one in ROUTERS])  # type: ignore[method-assign]
     answer_problems(app)
     return app
 
