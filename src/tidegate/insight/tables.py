@@ -8,12 +8,12 @@ from datetime import datetime, timedelta
 
 from tidegate.control.lake_tables import CachedCatalog, CachedTable, LakeTables
 from tidegate.errors import DestinationError, UnknownTable, UsageError
-from tidegate.lake.table_facts import read_facts
 from tidegate.model.orphan_estimate import OrphanEstimate
 from tidegate.model.pattern import split_parts
 from tidegate.model.relation import Endpoint, Relation
 from tidegate.model.table_facts import TableFacts
 from tidegate.pipeline.context import Context
+from tidegate.pipeline.target_facts import read_target_facts
 from tidegate.postgres.connect import Connection
 from tidegate.settings.explain import nearest
 
@@ -145,7 +145,7 @@ def table_status(
         return table
     tables, target = cache(context), table.target
     read_at = tables.clock(control)
-    facts = read_facts(context.catalog(target.connection), target.relation)
+    facts = read_target_facts(context, target)
     if facts is None:
         tables.remove(control, target)
         raise UnknownTable(

@@ -12,11 +12,11 @@ import psycopg
 from tidegate.control.lake_tables import CachedCatalog, CachedTable, LakeTables
 from tidegate.errors import TidegateError
 from tidegate.lake.metadata import list_locations
-from tidegate.lake.table_facts import read_facts
 from tidegate.log import log
 from tidegate.model.relation import Endpoint
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.orphan_estimate import estimate_orphans
+from tidegate.pipeline.target_facts import read_target_facts
 from tidegate.postgres.connect import Connection
 
 _ABANDONED_SECONDS = 600.0
@@ -120,7 +120,7 @@ def refresh_table(context: Context, control: Connection, target: Endpoint) -> bo
 def _read_table(context: Context, control: Connection, target: Endpoint) -> bool:
     tables = LakeTables(context.plane, context.settings.project.name)
     read_at = tables.clock(control)
-    facts = read_facts(context.catalog(target.connection), target.relation)
+    facts = read_target_facts(context, target)
     if facts is None:
         tables.remove(control, target)
         return False
