@@ -22,6 +22,7 @@ from integration.cached_lakes import (
     refresh,
     small_files,
 )
+from integration.commands import DONE, tidegate
 from integration.conftest import MakePlace, Place
 from tidegate.control.jobs import Jobs
 from tidegate.control.maintenance import MaintenanceJobs
@@ -260,3 +261,13 @@ def test_a_dry_run_is_kept_as_a_job_that_is_done_and_repeated_by_its_key(place: 
         assert (status, actor, lock_at) == ("done", "a person", LockAt.NEVER)
         assert Jobs(context.plane).depth(control) == 0
         assert actor != ACTOR
+
+
+def test_a_sweeper_refreshes_and_queues_by_itself(make_place: MakePlace) -> None:
+    place = cared_place(make_place, AUTOMATIC)
+    small_files(place, ORDERS)
+    done = tidegate(place.folder, "sweeper", "--once", "--json")
+    assert done.code == DONE, done
+    assert done.document["tables"]["read"] == 1
+    ((name, status, *_),) = jobs(place)
+    assert (name, status) == ("lake:raw.orders", "pending")
