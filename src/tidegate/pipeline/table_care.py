@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from tidegate.destinations.lake import LakeDestination
 from tidegate.errors import DestinationError
@@ -18,7 +17,7 @@ from tidegate.model.maintenance import (
 )
 from tidegate.model.relation import Endpoint
 from tidegate.pipeline.context import Context
-from tidegate.pipeline.needed_snapshots import find_needed
+from tidegate.pipeline.needed_snapshots import bound_expiry
 from tidegate.pipeline.orphan_removal import MARGIN_SECONDS
 from tidegate.postgres.databases import CONTROL
 
@@ -60,9 +59,7 @@ def _without_needed(
     destination = context.destination(target)
     if not isinstance(destination, LakeDestination):
         raise DestinationError(f"{target} is no table of a lake", "name one that is")
-    wanted = now - timedelta(seconds=options.older_than_seconds)
-    needed = find_needed(context, destination, wanted)
-    return replace(options, older_than_seconds=(now - needed.older_than).total_seconds())
+    return bound_expiry(context, destination, options, now).options
 
 
 def _orphans_before(context: Context, options: RemoveOrphanFiles) -> datetime | None:
