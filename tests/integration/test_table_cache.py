@@ -31,7 +31,13 @@ from integration.rest_catalog import rest_server
 from tidegate.control.lake_tables import LakeTables
 from tidegate.control.sweeps import Sweeps
 from tidegate.errors import UnknownTable, UsageError
-from tidegate.insight.tables import find_by_name, find_table, list_tables, table_status
+from tidegate.insight.tables import (
+    find_by_name,
+    find_table,
+    list_all,
+    list_tables,
+    table_status,
+)
 from tidegate.lake import metadata
 from tidegate.ledger.staged_folders import StagedFolder, StagedFolders
 from tidegate.model.relation import Endpoint, Relation
@@ -341,7 +347,9 @@ def test_a_table_is_found_by_as_much_of_its_name_as_is_clear(two_lakes: Place) -
                 find_by_name(context, control, wrong)
 
 
-def test_pages_of_the_list_hold_each_table_once(two_lakes: Place) -> None:
+def test_pages_of_the_list_hold_each_table_once(
+    two_lakes: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with opened(two_lakes) as (project, control):
         found, after = [], None
         while True:
@@ -353,6 +361,9 @@ def test_pages_of_the_list_hold_each_table_once(two_lakes: Place) -> None:
         assert found == ["lake:raw.items", "lake:raw.orders", "other:raw.orders"]
         with pytest.raises(UsageError):
             list_tables(project.context, control, limit=0)
+        with monkeypatch.context() as patched:
+            patched.setattr(list_tables, "__kwdefaults__", {"after": None, "limit": 1})
+            assert [str(one.target) for one in list_all(project.context, control).tables] == found
 
 
 def test_a_live_status_is_cached_and_one_of_a_table_that_is_gone_says_so(place: Place) -> None:
