@@ -70,8 +70,6 @@ def print_listing(listing: TableListing, health: Sequence[TableHealth]) -> None:
         if catalog.stale_reason is not None:
             since = f" since {moment(catalog.stale_since)}" if catalog.stale_since else ""
             print_line(f"{catalog.catalog}: stale{since}: {catalog.stale_reason}")
-    if listing.next is not None:
-        print_line(f"more after {listing.next}")
 
 
 def print_status(table: TableView) -> None:

@@ -134,6 +134,16 @@ def list_tables(
     )
 
 
+def list_all(context: Context, control: Connection) -> TableListing:
+    """All cached tables, page by page."""
+    page = list_tables(context, control)
+    found = list(page.tables)
+    while page.next is not None:
+        page = list_tables(context, control, after=page.next)
+        found += page.tables
+    return TableListing(tuple(found), page.catalogs)
+
+
 def table_status(
     context: Context, control: Connection, table: TableView, *, live: bool
 ) -> TableView:
