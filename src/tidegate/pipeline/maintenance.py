@@ -10,7 +10,7 @@ import psycopg
 
 from tidegate.control.job_records import JobRecords
 from tidegate.destinations.lake import LakeDestination
-from tidegate.errors import DestinationError, MaintenanceFailed, TidegateError
+from tidegate.errors import MaintenanceFailed, TidegateError, UsageError
 from tidegate.failpoints import reach
 from tidegate.lake.engine import Engine
 from tidegate.ledger.catalog_moves import CatalogMoves
@@ -37,7 +37,7 @@ class Maintenance:
         reach("maintenance.healed")
         destination = self._destination()
         if destination.read() is None:
-            raise DestinationError(
+            raise UsageError(
                 f"{self.target} does not exist, so there is nothing to maintain",
                 "see what there is with: tidegate table list",
             )
@@ -67,7 +67,7 @@ class Maintenance:
     def _destination(self) -> LakeDestination:
         destination = self.context.destination(self.target)
         if not isinstance(destination, LakeDestination):
-            raise DestinationError(
+            raise UsageError(
                 f"{self.target} is no table of a lake", "maintenance is for Iceberg tables"
             )
         return destination
