@@ -56,7 +56,10 @@ def environment(folder: Path) -> dict[str, str]:
         return {}
     return {
         "JDK_JAVA_OPTIONS": f"{QUICK} {_SILENT} -XX:SharedArchiveFile={archive}",
-        "PYSPARK_SUBMIT_ARGS": _submit("--driver-class-path", class_path()),
+        "PYSPARK_SUBMIT_ARGS": _submit(
+            *("--driver-class-path", class_path()),
+            *("--conf", f"spark.executor.extraClassPath={class_path()}"),
+        ),
     }
 
 

@@ -40,7 +40,9 @@ from tidegate.runtime.claiming import open_heartbeat
 from tidegate.runtime.heartbeat import Heartbeat
 from tidegate.runtime.hold import hold_table
 from tidegate.runtime.many import ManyReport, SyncEnd, run_many
+from tidegate.runtime.policy_loop import PolicyKeeper
 from tidegate.runtime.publisher import Publisher
+from tidegate.runtime.refreshing import RefreshLoop
 from tidegate.runtime.runner import Runner, RunOptions, RunReport
 from tidegate.runtime.submitting import QueueOptions, submit_sync
 from tidegate.runtime.sweeper import Sweeper, SweepLoop
@@ -81,6 +83,11 @@ class Project:
     def names(self) -> list[str]:
         """What is declared, in order: syncs and groups, from tidegate.toml and Python."""
         return list(self._all())
+
+    @property
+    def declared(self) -> list[Sync | Group]:
+        """What is declared, in order, as it was written: a group stands for its tables."""
+        return list(self._all().values())
 
     @property
     def syncs(self) -> dict[str, Sync]:
@@ -369,6 +376,11 @@ class Project:
 
         sweeper = Sweeper(self.context, actor=actor, targets=targets)
         return SweepLoop(sweeper, self.context, self.settings.worker.sweep_seconds)
+
+    def refresh_loop(self) -> RefreshLoop:
+        """What keeps the table cache up to date and queues automatic maintenance; it does nothing
+        where the project has no lake."""
+        return RefreshLoop(self.context, PolicyKeeper(self.context).run_once)
 
     def close(self) -> None:
         """Stop Spark if this project started it, and close its sessions."""

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tidegate.cli.demo_screen import DemoScreen
+from tidegate.insight.demo import Content, Pair, demo_folder
 from tidegate.postgres.embedded import EmbeddedServer
 
 TABLES = {"orders", "order_items", "customers"}
@@ -30,8 +32,10 @@ def run_demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A demo that ran to its end, with what it reported."""
+    """A demo that ran to its end where an earlier one had been, with what it reported."""
     folder = tmp_path_factory.mktemp("demo") / "here"
+    with demo_folder(folder):
+        (folder / "left-behind").touch()
     done = run_demo(folder, "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, json.loads(done.stdout)
@@ -82,45 +86,59 @@ def test_a_killed_run_leaves_each_table_either_done_or_as_it_was(
     assert new["orders"] != old["orders"]
 
 
-def test_the_demo_stops_its_server_and_leaves_a_project_that_runs(
-    finished: tuple[Path, dict[str, Any]],
+def test_the_demo_starts_afresh_and_stops_its_server_and_what_it_offers_can_be_typed(
+    finished: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, _ = finished
+    """The whole demo in plain lines is run by make chaos."""
+    folder, report = finished
+    assert not (folder / "left-behind").exists()
     server = EmbeddedServer(folder / ".tidegate" / "postgres")
     assert not server.is_running()
+    DemoScreen().goodbye(folder, report["agree"], report["seconds"], keep=False)
+    commands = commands_to_try(capsys.readouterr().out)
+    assert len(commands) >= 6
+    printed: dict[str, str] = {}
     try:
-        again = subprocess.run(
-            [sys.executable, "-m", "tidegate.cli.main", "run", "--all", "-C", str(folder)],
-            capture_output=True,
-            text=True,
-        )
-        assert again.returncode == 0, again.stderr
-        # The lake's step changed the shop, and only the lake has followed.
-        assert again.stdout.count("ran, found nothing new") == 1
-        assert again.stdout.count(": done, ") == len(TABLES)
+        for command in commands:
+            tried = subprocess.run(command, shell=True, capture_output=True, text=True)
+            assert tried.returncode == 0, f"{command}\n{tried.stdout}\n{tried.stderr}"
+            printed[command] = tried.stdout
+        assert not server.is_running()
     finally:
         server.stop("immediate")
+    # The lake's step changed the shop, and only the lake has followed.
+    (run,) = (out for command, out in printed.items() if f"run --all -C {folder}" in command)
+    assert run.count("ran, found nothing new") == 1
+    assert run.count(": done, ") == len(TABLES)
 
 
-def test_the_demo_starts_afresh_and_what_it_says_in_plain_lines_can_be_typed(
+def test_what_the_demo_shows_elsewhere_than_on_a_terminal_is_plain_lines(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pairs = [
+        Pair("orders", Content(3240, "0123456789"), Content(3240, "0123456789")),
+        Pair("customers", Content(540, "abcdef0123"), Content(500, "ffffffffff")),
+    ]
+    DemoScreen().tables(pairs, ["agree", "as before"])
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["orders", "3,240", "0123456789", "3,240", "0123456789", "agree"] in lines
+    assert ["customers", "540", "abcdef0123", "500", "ffffffffff", "as", "before"] in lines
+
+
+@pytest.mark.chaos
+def test_the_whole_demo_in_plain_lines_shows_the_same_shop_and_may_stay_up(
     finished: tuple[Path, dict[str, Any]],
 ) -> None:
     folder, report = finished
-    (folder / "left-behind").touch()
     server = EmbeddedServer(folder / ".tidegate" / "postgres")
     try:
         done = run_demo(folder, "--keep")
         assert done.returncode == 0, done.stdout + done.stderr
         assert server.is_running()
-        commands = commands_to_try(done.stdout)
-        assert len(commands) >= 6
-        for command in commands:
-            tried = subprocess.run(command, shell=True, capture_output=True, text=True)
-            assert tried.returncode == 0, f"{command}\n{tried.stdout}\n{tried.stderr}"
-        assert not server.is_running()
     finally:
         server.stop("immediate")
-    assert not (folder / "left-behind").exists()
     assert "\x1b" not in done.stdout
     assert "kill -9" in done.stdout
     assert done.stdout.count("ran, found nothing") == len(TABLES) + 2

@@ -2,113 +2,102 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 
 import tidegate
-from acceptance.engine_suite import (
-    SECRET,
-    check_engine,
-    check_fence,
-    make_engine_lake,
-    make_table,
-)
+from acceptance.engine_suite import SECRET, EngineSuite, engine_place
 from acceptance.processes import Process, until
 from acceptance.relay import Relay
 from acceptance.spark_server import SparkServer
 from acceptance.thrift_server import ThriftServer
+from conftest import MakeDatabase
 from databases import Databases
-from integration.lake_harness import Lake
+from integration.conftest import MakePlace, Place
 from tidegate.errors import ConnectionFailed, DestinationError
-from tidegate.insight.doctor_engine import check_engine as examine_engine
-from tidegate.lake.engine import SparkEngine
-from tidegate.lake.jars import lake_conf
+from tidegate.insight.doctor_engine import check_engine
 from tidegate.lake.thrift_engine import ThriftEngine
 from tidegate.model.check import Level
 from tidegate.pipeline.maintenance_engine import engine_of
 from tidegate.postgres.embedded import EmbeddedServer
-from tidegate.project import Project
-from tidegate.settings import SparkSettings
-from tidegate.spark.session import SparkSessions
 
 LOCAL_CLUSTER = "local-cluster[2,1,1024]"
-KEPT = "kept"
-"""the catalog that the Thrift server knows by itself"""
+
+
+@pytest.fixture
+def place(make_database: MakeDatabase, tmp_path: Path) -> Place:
+    """A project with a table to maintain."""
+    return engine_place(MakePlace(make_database, tmp_path))
 
 
 @pytest.fixture(scope="module")
-def conninfo(server: EmbeddedServer, kept_databases: Databases) -> Iterator[str]:
-    name = kept_databases.make("engines")
-    yield server.conninfo(name)
+def known_place(
+    server: EmbeddedServer, kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Place]:
+    """A project whose catalog the Thrift server was started with."""
+    names: list[str] = []
+
+    def make(name_hint: str = "db") -> str:
+        names.append(kept_databases.make(name_hint))
+        return server.conninfo(names[-1])
+
+    yield engine_place(MakePlace(make, tmp_path_factory.mktemp("known")))
     server.start()
-    kept_databases.give_back(name)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("engines")
-
-
-@pytest.fixture(scope="module")
-def lake(conninfo: str, folder: Path) -> Lake:
-    return make_engine_lake(conninfo, folder)
+    kept_databases.give_back(*names)
 
 
 @pytest.fixture(scope="module")
 def thrift_server(
-    tmp_path_factory: pytest.TempPathFactory, conninfo: str, folder: Path
+    tmp_path_factory: pytest.TempPathFactory, known_place: Place
 ) -> Iterator[ThriftServer]:
-    known = make_engine_lake(conninfo, folder, KEPT).catalog
-    server = ThriftServer(tmp_path_factory.mktemp("thrift"), known.spark_conf())
+    """Spark's Thrift server; what it says until it is stopped is kept."""
+    conf = known_place.open().context.catalog("lake").spark_conf()
+    server = ThriftServer(tmp_path_factory.mktemp("thrift"), conf)
     yield server
     server.stop()
 
 
-@pytest.fixture
-def make_project(conninfo: str, tmp_path: Path):  # type: ignore[no-untyped-def]
-    def make(engine: str) -> Project:
-        (tmp_path / "tidegate.toml").write_text(
-            f'[project]\nname = "shop"\ncontrol = "{conninfo}"\n'
-            f'[connections]\nlake = {{ type = "iceberg" }}\n[maintenance]\nengine = "{engine}"\n'
-        )
-        return Project.open(tmp_path)
-
-    return make
+def suite(place: Place, **sections: dict[str, str]) -> EngineSuite:
+    """The suite on an engine that the project's settings say."""
+    file = place.folder / "tidegate.toml"
+    for name, values in sections.items():
+        lines = "\n".join(f"{key} = {json.dumps(value)}" for key, value in values.items())
+        file.write_text(f"{file.read_text()}\n[{name}]\n{lines}\n")
+    return EngineSuite(place.open(), place)
 
 
 def test_a_spark_connect_server_maintains_beside_a_spark_of_this_process(
-    lake: Lake, folder: Path, spark_server: SparkServer, make_project
+    place: Place, spark_server: SparkServer
 ) -> None:
-    project = make_project(spark_server.url)
-    engine = engine_of(project.context)
-    assert engine_of(project.context) is engine
-    check_engine(lake, engine)
+    connect = suite(place, maintenance={"engine": spark_server.url}, spark={"master": "local[2]"})
+    context = connect.project.context
+    assert engine_of(context) is engine_of(context)
+    connect.check()
+    assert not context.spark.started
     # Otherwise every function of pyspark would speak to the server from now on.
     assert "SPARK_CONNECT_MODE_ENABLED" not in os.environ
-    (found,) = examine_engine(project.context)
+    (found,) = check_engine(context)
     assert found.level is Level.OK, found
 
 
-def test_a_spark_of_this_process_maintains(lake: Lake, folder: Path) -> None:
-    sessions = SparkSessions(
-        SparkSettings(master="local[2]"), folder, lambda: lake_conf({}, postgres=True)
-    )
-    check_engine(lake, SparkEngine(sessions))
-    sessions.stop()
+def test_a_spark_of_this_process_maintains(place: Place) -> None:
+    local = suite(place, spark={"master": "local[2]"})
+    local.check()
+    assert check_engine(local.project.context) == []
+    local.project.context.spark.stop()
 
 
-def test_a_cluster_maintains(conninfo: str, tmp_path: Path, lake: Lake) -> None:
-    tests = Path(__file__).parents[1]
-    command = [sys.executable, "-m", "acceptance.engine_suite", LOCAL_CLUSTER, conninfo]
-    search = [str(tests), str(Path(tidegate.__file__).parents[1])]
+def test_a_cluster_maintains(place: Place) -> None:
+    suite(place, spark={"master": LOCAL_CLUSTER})
+    search = [str(Path(__file__).parents[1]), str(Path(tidegate.__file__).parents[1])]
     process = Process(
-        [*command, str(lake.catalog.warehouse.parent)],
-        tmp_path / "suite",
+        [sys.executable, "-m", "acceptance.engine_suite", str(place.folder)],
+        place.folder / "suite",
         {"PYTHONPATH": os.pathsep.join(search)},
     )
     try:
@@ -116,55 +105,56 @@ def test_a_cluster_maintains(conninfo: str, tmp_path: Path, lake: Lake) -> None:
     finally:
         process.kill_all()
     assert ended.code == 0, ended
+    assert LOCAL_CLUSTER in ended.out
 
 
-def test_a_thrift_server_maintains_and_learns_no_secret_by_heart(
-    lake: Lake, conninfo: str, thrift_server: ThriftServer, make_project
+def test_a_thrift_server_maintains_and_logs_no_secret(
+    place: Place, thrift_server: ThriftServer
 ) -> None:
-    project = make_project(thrift_server.url)
-    engine = engine_of(project.context)
-    assert engine_of(project.context) is engine
-    check_engine(lake, engine)
-    (found,) = examine_engine(project.context)
+    thrift = suite(place, maintenance={"engine": thrift_server.url})
+    context = thrift.project.context
+    assert engine_of(context) is engine_of(context)
+    thrift.check()
+    (found,) = check_engine(context)
     assert found.level is Level.OK, found
     assert "CALL `lake`.system.rewrite_data_files" in thrift_server.log
-    password = psycopg.conninfo.conninfo_to_dict(conninfo).get("password")
-    for secret in filter(None, (SECRET, password)):
-        assert str(secret) not in thrift_server.log
+    assert SECRET not in thrift_server.log
 
 
-def test_a_catalog_that_the_thrift_server_knows_is_fenced_as_well(
-    conninfo: str, folder: Path, thrift_server: ThriftServer
+def test_a_catalog_that_the_thrift_server_knows_is_fenced_and_sent_no_secret(
+    known_place: Place, thrift_server: ThriftServer
 ) -> None:
-    lake = make_engine_lake(conninfo, folder, KEPT)
-    engine = ThriftEngine(f"{thrift_server.url}?catalog=server")
-    attempt_id = "some-attempt"
-    sent = engine.conf(lake.catalog, attempt_id)
-    assert SECRET not in str(sent)
+    thrift = suite(known_place, maintenance={"engine": f"{thrift_server.url}?catalog=server"})
+    engine, context = thrift.engine, thrift.project.context
+    assert isinstance(engine, ThriftEngine)
+    sent = engine.conf(context.catalog("lake"), thrift.attempt())
     assert sorted(key for key in sent if "catalog" in key) == [
-        "spark.sql.catalog.kept.jdbc.ApplicationName",
-        "spark.sql.catalog.kept.jdbc.options",
+        "spark.sql.catalog.lake.jdbc.ApplicationName",
+        "spark.sql.catalog.lake.jdbc.options",
     ]
-    check_fence(make_table(lake, engine))
+    thrift.check_maintenance()
+    thrift.check_fence()
 
 
-def test_a_session_ends_with_its_attempt_and_is_told_from_one_that_was_lost(
-    lake: Lake, thrift_server: ThriftServer
+def test_a_session_of_thrift_ends_with_its_attempt_and_may_be_lost(
+    place: Place, thrift_server: ThriftServer
 ) -> None:
     relay = Relay(int(thrift_server.url.rpartition(":")[2]))
-    engine = ThriftEngine(f"thrift://127.0.0.1:{relay.port}")
-    with engine.session(lake.catalog, "one") as session:
+    thrift = suite(place, maintenance={"engine": f"thrift://127.0.0.1:{relay.port}"})
+    with thrift.session("one") as session:
         numbers = session.run("SELECT id FROM range(2500)")
         assert [row["id"] for row in numbers] == list(range(2500))
     until(lambda: relay.open == 0, "the session to be closed")
-    with engine.session(lake.catalog, "two") as session:
+    with thrift.session("two") as session:
         relay.cut()
         with pytest.raises(ConnectionFailed, match="thrift://"):
             list(session.run("SELECT 1"))
-    with engine.session(lake.catalog, "three") as session:
-        engine.interrupt("three")
+    with thrift.session("three") as session:
+        thrift.engine.interrupt("three")
         with pytest.raises(DestinationError, match="interrupted"):
             list(session.run("SELECT 1"))
     relay.close()
-    with pytest.raises(ConnectionFailed), engine.session(lake.catalog, "four"):
+    with pytest.raises(ConnectionFailed, match="refused"), thrift.session("four"):
         pass
+    (found,) = check_engine(thrift.project.context)
+    assert (found.level, found.name) == (Level.FAIL, "maintenance engine")

@@ -30,9 +30,11 @@ def add_files(place: Place, relation: Relation = ORDERS, files: int = 1) -> None
         open_table(place, relation).append(orders(range(1, 3)))
 
 
-def cared_place(make_place: MakePlace, **options: Any) -> Place:
+def cared_place(make_place: MakePlace, settings: str = "", **options: Any) -> Place:
     """A project with a control plane and an embedded lake, which has no table yet."""
     place = lake_place(make_place, **options)
+    toml = place.folder / "tidegate.toml"
+    toml.write_text(f"{toml.read_text()}\n{settings}\n")
     with place.open() as project:
         project.context.control_id()
     return place

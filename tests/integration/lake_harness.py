@@ -16,30 +16,25 @@ from pyiceberg.table import StaticTable
 
 from integration.conftest import Database
 from integration.destination_conformance import MakeHarness, Row
+from integration.destination_harness import DestinationHarness
 from integration.postgres_harness import make_shape, open_session
 from tidegate.destinations.lake import LakeDestination
-from tidegate.destinations.publication import Publication
 from tidegate.lake.catalog import Catalog
 from tidegate.lake.files import arrow_schema, write_file
 from tidegate.lake.metadata import HADOOP
 from tidegate.lake.session import LakeSession, lake_session
 from tidegate.ledger.fences import Fence
 from tidegate.ledger.ledger import Ledger
-from tidegate.model.batch import Batch
-from tidegate.model.cursor import CursorType
-from tidegate.model.identity import new_attempt_id
 from tidegate.model.lake import EMBEDDED, LakeTable
-from tidegate.model.load import Published, StagedWrite
+from tidegate.model.load import StagedWrite
 from tidegate.model.relation import Relation
-from tidegate.model.rules import Duplicates, Mode, Rules
+from tidegate.model.rules import Mode, Rules
 from tidegate.model.shape import Shape, StagedColumn
-from tidegate.model.watermark import Watermark
 from tidegate.postgres.connect import Connection
 from tidegate.postgres.types import lake_type
 from tidegate.spark.session import SparkSessions
 
 COLUMNS = "id integer, name text, c bigint"
-PIPELINE = "shop.orders"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +128,14 @@ def maker(lake: Lake, mode: Mode, *, keyless: bool = False) -> MakeHarness:
     return make
 
 
-class LakeHarness:
+class LakeHarness(DestinationHarness[LakeDestination]):
     """A table of a lake with the ledger beside it."""
 
     def __init__(
         self, lake: Lake, shape: Shape | None = None, rules: Rules | None = None, **options: Any
     ) -> None:
         self.lake = lake
-        self.shape = shape or lake_shape()
-        self.rules = rules or Rules()
-        self.destination = LakeDestination(
+        destination = LakeDestination(
             catalog=lake.catalog,
             relation=Relation("raw", f"orders_{uuid4().hex[:6]}"),
             ledger=lake.ledger(),
@@ -152,19 +145,7 @@ class LakeHarness:
             project="shop",
             **options,
         )
-        self.token = 0
-        self.destination.ledger.ensure()
-        self.destination.prepare(self.shape, self.watermark(), self.rules)
-
-    @property
-    def table(self) -> str:
-        return str(self.destination.relation)
-
-    def attempt(self) -> Fence:
-        self.token += 1
-        fence = Fence(self.table, self.destination.control_id, self.token, new_attempt_id())
-        self.destination.raise_fence(fence)
-        return fence
+        super().__init__(destination, shape or lake_shape(), rules)
 
     def stage(self, fence: Fence, *parts: Sequence[Row]) -> tuple[StagedWrite, ...]:
         place = self.destination.place(self.shape, fence.attempt_id)
@@ -179,46 +160,6 @@ class LakeHarness:
             written = write_file(place, [batch])
             writes.append(StagedWrite(written["write_id"], written["rows"]))
         return tuple(writes)
-
-    def check(self, fence: Fence, writes: Sequence[StagedWrite], *, newest: bool = False) -> None:
-        self.destination.check(self.shape, writes, fence, self._rules(newest))
-
-    def publish(
-        self,
-        fence: Fence,
-        writes: Sequence[StagedWrite],
-        batch: Batch,
-        *,
-        update_id: str | None = None,
-        watermark: Watermark | None = None,
-        newest: bool = False,
-    ) -> Published:
-        return self.destination.publish(
-            Publication(
-                update_id=update_id or uuid4().hex,
-                batch=batch,
-                shape=self.shape,
-                writes=tuple(writes),
-                watermark=watermark or self.watermark(),
-                cursor_type=CursorType.BIGINT,
-                fence=fence,
-                moved_by="test",
-                remaining_seconds=lambda: 60.0,
-                rules=self._rules(newest),
-            )
-        )
-
-    def exists(self, update_id: str) -> bool:
-        return self.destination.exists(update_id)
-
-    def watermark(self) -> Watermark:
-        return self.destination.watermark(PIPELINE)
-
-    def discard(self, fence: Fence) -> int:
-        return self.destination.discard(fence.attempt_id)
-
-    def sweep(self, *live: Fence) -> int:
-        return self.destination.sweep(lambda: {fence.attempt_id for fence in live})
 
     def lose_staging(self, fence: Fence) -> None:
         for file in self._staged():
@@ -277,10 +218,6 @@ class LakeHarness:
 
     def session(self, attempt_id: str | None = None) -> AbstractContextManager[LakeSession]:
         return lake_session(self.lake.sessions, self.lake.catalog, attempt_id)
-
-    def _rules(self, newest: bool) -> Rules:
-        duplicates = Duplicates.NEWEST if newest else self.rules.duplicates
-        return replace(self.rules, duplicates=duplicates)
 
     def _staged(self) -> list[Path]:
         folder = Path(self.read().location.removeprefix("file:")) / "data"

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from integration.conftest import Database
-from integration.destination_conformance import DeletesConformance, MakeHarness, Row, load
+from integration.deletes_conformance import DeletesConformance
+from integration.destination_conformance import MakeHarness, Row, load
 from integration.postgres_harness import PostgresHarness, make_shape, maker
 from tidegate.errors import ChecksFailed, DeclarationError, DriftRefused, TargetGone
 from tidegate.model.batch import Batch, BatchKind

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from integration.conftest import Database
+from integration.deletes_conformance import DeletesConformance
 from integration.destination_conformance import (
-    DeletesConformance,
     DestinationConformance,
     MakeHarness,
     MergeConformance,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -230,3 +231,23 @@ def test_other_commands_that_meet_a_lake_of_a_wrong_type_name_it(make_place: Mak
     assert done.code == USAGE
     assert "connections.lake.type" in done.err
     assert 'type = "iceberg"' in done.err
+
+
+@pytest.mark.parametrize("scheme", ["sc", "thrift"])
+def test_an_engine_of_maintenance_that_is_not_there_is_named_without_its_secrets(
+    place: Place, scheme: str
+) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # nobody listens there
+        where = f"{scheme}://127.0.0.1:{bound.getsockname()[1]}"
+        secret = {
+            "sc": f"{where}/;token={SECRET}",
+            "thrift": where.replace("://", f"://u:{SECRET}@"),
+        }
+        found = examine_place(place, maintenance={"engine": secret[scheme]})
+    check = named(found, "maintenance engine")
+    assert check.level is Level.FAIL
+    assert where in check.found
+    assert "refused" in check.found
+    assert SECRET not in str(found)
+    assert not any(one.name == "maintenance engine" for one in examine_place(place).checks)

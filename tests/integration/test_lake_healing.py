@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from integration.conftest import Database
+from integration.destination_harness import PIPELINE
 from integration.interleaving import Crash, crash_at
-from integration.lake_harness import PIPELINE, Lake, LakeHarness, lake_shape, make_lake
+from integration.lake_harness import Lake, LakeHarness, lake_shape, make_lake
 from tidegate.errors import DestinationError
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.batch import Batch, BatchKind

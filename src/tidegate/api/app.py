@@ -9,14 +9,38 @@ from anyio import to_thread
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from tidegate.api import audit, drain, jobs, probes, problem_pages
+from tidegate.api import (
+    audit,
+    drain,
+    jobs,
+    maintenance,
+    markers,
+    metrics,
+    probes,
+    problem_pages,
+    syncs,
+    tables,
+    watermarks,
+)
 from tidegate.api.documentation import describe
 from tidegate.api.door import Door
 from tidegate.api.problems import answer_problems
 from tidegate.api.service import Service
 from tidegate.project import Project
 
-ROUTERS = (jobs, drain, audit, probes, problem_pages)
+ROUTERS = (
+    tables,
+    maintenance,
+    jobs,
+    syncs,
+    watermarks,
+    markers,
+    drain,
+    audit,
+    probes,
+    metrics,
+    problem_pages,
+)
 THREADS = 16
 """as many sessions does the service open on the control database at most"""
 

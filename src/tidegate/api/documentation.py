@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import Depends, FastAPI
@@ -51,9 +52,14 @@ class ProblemDocument(BaseModel):
 
 
 def route(
-    scope: Scope | None, *told: ProblemKind, changes: bool = False, **more: Any
+    scope: Scope | None,
+    *told: ProblemKind,
+    changes: bool = False,
+    before: Sequence[Callable[..., None]] = (),
+    **more: Any,
 ) -> dict[str, Any]:
-    """What a route is declared with: its scope, and the problems that it can answer with."""
+    """What a route is declared with: its scope, the problems that it can answer with, and what is
+    looked at before its body."""
     responses = problems(
         *_ALWAYS, *(() if scope is None else _KNOWN), *(_CHANGING if changes else ()), *told
     )
@@ -62,7 +68,7 @@ def route(
         return {"responses": responses, **more}
     return {
         "responses": responses,
-        "dependencies": [Depends(Allow(scope))],
+        "dependencies": [Depends(Allow(scope)), *(Depends(one) for one in before)],
         "openapi_extra": {"security": [{"token": [scope.value]}], "x-scope": scope.value},
         **more,
     }

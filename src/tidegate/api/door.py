@@ -50,7 +50,7 @@ class Door:
         try:
             await self._serve(scope, receive, noting, state)
         finally:
-            route = getattr(scope.get("route"), "path", "(none)")
+            route = str(state.get("kept") or getattr(scope.get("route"), "path", "(none)"))
             took = time.perf_counter() - started
             self._requests.count(scope["method"], route, status, took)
             await self._note_change(scope, state, route, status)
@@ -65,6 +65,8 @@ class Door:
             path = scope["path"]
             if path not in OPEN and not path.startswith("/problems"):
                 state["caller"] = await self._caller(scope, headers)
+                if scope["method"] == "GET" and await self._send_kept(scope, send, state):
+                    return
             if scope["method"] not in _READING:
                 most = self._service.context.settings.serve.max_request
                 receive = replayed(await read_body(headers, receive, most), receive)
@@ -74,6 +76,16 @@ class Door:
             await problem.answer(scope["path"])(scope, receive, send)
             return
         await self._app(scope, receive, send)
+
+    async def _send_kept(self, scope: Scope, send: Send, state: dict[str, Any]) -> bool:
+        """Answer from what was answered a moment ago; False when there is no such thing."""
+        kept = self._service.kept.get(scope["raw_path"], scope["query_string"])
+        if kept is None:
+            return False
+        state["kept"] = kept.route
+        await send({"type": "http.response.start", "status": 200, "headers": kept.headers})
+        await send({"type": "http.response.body", "body": kept.body})
+        return True
 
     async def _caller(self, scope: Scope, headers: Headers) -> Caller:
         client = scope["client"][0] if scope.get("client") else None
@@ -90,6 +102,7 @@ class Door:
         caller = state.get("caller")
         if caller is None or scope["method"] in _READING:
             return
+        self._service.kept.forget()
         if state.get("audited") and status < 500:
             return
         outcome = f"{status} {state.get('problem', '')}".strip()

@@ -168,6 +168,12 @@ DATABASE = ProblemKind(
     "again after the time that Retry-After says. With an Idempotency-Key a request can be repeated "
     "safely.",
 )
+UNREADABLE = ProblemKind(
+    "table-unreadable",
+    503,
+    "The table cannot be read now",
+    "Its catalog or its files do not answer. What was last known of it is under /status/cached.",
+)
 NOT_READY = ProblemKind(
     "not-ready",
     503,

@@ -8,14 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
 from prometheus_client import CollectorRegistry
-from psycopg import sql
 
 from tidegate.api import problem_kinds as kinds
+from tidegate.api.kept import KeptAnswers
 from tidegate.api.problems import Problem
 from tidegate.api.requests import Requests
 from tidegate.control.access_audit import AccessAudit
+from tidegate.control.sweeps import Sweeps
 from tidegate.model.access import Scope
 from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
@@ -44,6 +45,7 @@ class Service:
     project: Project
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     started_at: float = field(default_factory=time.monotonic)
+    kept: KeptAnswers = field(default_factory=KeptAnswers)
     requests: Requests = field(init=False)
     audit: AccessAudit = field(init=False)
 
@@ -63,13 +65,22 @@ class Service:
 
     def sweeper_age(self, control: Connection) -> float | None:
         """How many seconds ago the project was last swept; None when never."""
-        row = control.execute(
-            sql.SQL(
-                "SELECT extract(epoch FROM now() - swept_at)::float8 FROM {} WHERE project = %s"
-            ).format(sql.Identifier(self.context.plane.schema, "sweeps")),
-            (self.project.name,),
-        ).fetchone()
-        return None if row is None else float(row[0])
+        last = Sweeps(self.context.plane).last(control, self.project.name)
+        return None if last is None else last.age_seconds
+
+    def keep(self, request: Request, answer: Response, since: int) -> Response:
+        """Give the same answer to whoever asks within the next moment; `since` is from before
+        anything was read for it."""
+        scope = request.scope
+        self.kept.keep(
+            scope["raw_path"],
+            scope["query_string"],
+            scope["route"].path,
+            bytes(answer.body),
+            answer.raw_headers,
+            since=since,
+        )
+        return answer
 
 
 def _service(request: Request) -> Service:

@@ -23,6 +23,7 @@ from tidegate.cli import run as run_module
 from tidegate.cli import serve as serve_module
 from tidegate.cli import status as status_module
 from tidegate.cli import sweeper as sweeper_module
+from tidegate.cli import table as table_module
 from tidegate.cli import token as token_module
 from tidegate.cli import up as up_module
 from tidegate.cli import vacuum as vacuum_module
@@ -61,6 +62,7 @@ app.command("up")(up_module.up)
 app.add_typer(watermark_module.app, name="watermark")
 app.add_typer(marker_module.app, name="marker")
 app.add_typer(job_module.app, name="job")
+app.add_typer(table_module.app, name="table")
 app.add_typer(drain_module.app, name="drain")
 app.add_typer(token_module.app, name="token")
 app.add_typer(db_module.app, name="db")

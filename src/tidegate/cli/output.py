@@ -21,12 +21,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
     """A table that is plain text when standard output is not a terminal."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*("" if cell is None else str(cell) for cell in row))
+        cells = ["" if cell is None else cell for cell in row]
+        table.add_row(*(cell if isinstance(cell, Text) else str(cell) for cell in cells))
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, width=200)

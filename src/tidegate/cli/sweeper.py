@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -17,9 +18,10 @@ def sweeper(
     profile: Profile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take back the jobs of dead workers, and nothing else.
+    """Take back the jobs of dead workers, and look after the tables of lakes.
 
-    Every worker does this too; it is for when workers only live for one job each.
+    Every worker does the first too; it is for when workers only live for one job each. The table
+    cache is kept up to date, and automatic maintenance is queued.
 
     Example: tidegate sweeper
     """
@@ -29,12 +31,14 @@ def sweeper(
     with open_project(project, profile) as opened:
         identity = Worker.of_this_process(opened.name, "tidegate sweeper")
         loop = opened.sweep_loop(identity.worker_id)
+        refreshing = opened.refresh_loop()
         if once:
             opened.context.control_id()
             with opened.context.plane.connect() as control:
                 swept = loop.sweeper.run_once(control, tidy=True)
+            refreshed = refreshing.refresh()
             if as_json:
-                print_json(swept)
+                print_json(asdict(swept) | {"tables": refreshed})
             else:
                 print_line(
                     f"{swept.reclaimed} jobs taken back, {swept.cancelled} cancels ended, "
@@ -44,6 +48,7 @@ def sweeper(
         with Shutdown(lambda _: 0):
             opened.context.control_id()
             loop.start()
+            refreshing.start()
             if not as_json:
                 print_line(f"sweeper {identity.worker_id} looks after {opened.name}")
             threading.Event().wait()

@@ -34,14 +34,6 @@ class PastMaintenance:
 
 
 @dataclass(frozen=True, slots=True)
-class Failures:
-    """How many jobs in a row did not end well; `at` is when the newest of them ended."""
-
-    count: int
-    at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
 class MaintenanceJobs:
     """Reads the maintenance of one project."""
 
@@ -54,15 +46,6 @@ class MaintenanceJobs:
             self.plane.statement("maintenance", "last_actions"), self._key(target)
         )
         return {Action(row[0]): LastRun(*row[1:]) for row in rows if row[0] in _ACTIONS}
-
-    def failures(self, connection: Connection, target: Endpoint, actor: str) -> Failures:
-        """How often in a row what somebody submitted has failed or was cancelled."""
-        row = connection.execute(
-            self.plane.statement("maintenance", "failures_in_a_row"),
-            self._key(target) | {"actor": actor},
-        ).fetchone()
-        assert row is not None
-        return Failures(*row)
 
     def history(
         self,

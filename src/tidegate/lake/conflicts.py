@@ -15,4 +15,6 @@ _LOST = ("CommitStateUnknownException", "UncheckedSQLException", "I/O error occu
 
 def is_passing(error: BaseException) -> bool:
     """Whether doing it again, upon what the table is by now, can help."""
-    return any(text in str(error) for text in (*_CONFLICTS, *_LOST))
+    # An engine's error may be our own words, with all of the engine's behind it.
+    said = f"{error}\n{error.__cause__ or ''}"
+    return any(text in said for text in (*_CONFLICTS, *_LOST))

@@ -45,6 +45,10 @@ _SECRET = re.compile(r"password|secret|token|credential|key$", re.IGNORECASE)
 _TWICE = re.compile(r"^(\[[^\]]+\]) [\w.$]+: \1")
 
 
+class ServerError(Exception):
+    """All that a server has said of an error."""
+
+
 class ThriftSession:
     """One session; what is set in it is set nowhere else."""
 
@@ -116,7 +120,7 @@ class ThriftSession:
         if found.operationState == ttypes.TOperationState.FINISHED_STATE:
             return
         self._refuse_interrupted()
-        raise self._failed(found.errorMessage)
+        raise failure(self._address, found.errorMessage, self._secrets)
 
     def _rows(self, cursor: Any, names: Sequence[str]) -> Iterator[dict[str, object]]:
         with self._translated("rows could not be fetched"):
@@ -134,12 +138,6 @@ class ThriftSession:
         if self._interrupted.is_set():
             raise DestinationError(f"the work at {self._address} was interrupted")
 
-    def _failed(self, message: str | None) -> DestinationError:
-        text = said(message)
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return DestinationError(f"{self._address}: {text}", "the server's log says more")
-
     def _cut(self) -> None:
         if self._socket is not None:
             with suppress(OSError):
@@ -155,7 +153,8 @@ class ThriftSession:
         except Error as error:
             self._refuse_interrupted()
             status = getattr(error.args[0] if error.args else None, "status", None)
-            raise self._failed(getattr(status, "errorMessage", None) or str(error)) from None
+            message = getattr(status, "errorMessage", None) or str(error)
+            raise failure(self._address, message, self._secrets)  # noqa: B904
         except (OSError, EOFError, AssertionError, TException) as error:
             self._refuse_interrupted()
             lines = str(error).splitlines()
@@ -166,9 +165,19 @@ class ThriftSession:
             ) from None
 
 
-def said(text: str | None) -> str:
+def failure(address: ThriftAddress, text: str | None, secrets: Sequence[str]) -> DestinationError:
+    """An error in few words; its cause has all of them, by which others know what it was."""
+    text = text or ""
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    found = DestinationError(f"{address}: {said(text)}", "the server's log says more")
+    found.__cause__ = ServerError(text)
+    return found
+
+
+def said(text: str) -> str:
     """The server's own words: what failed and, where that is another thing, why."""
-    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return "it does not say why"
     first = lines[0]

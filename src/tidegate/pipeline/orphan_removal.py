@@ -23,7 +23,7 @@ from tidegate.pipeline.action_work import Result, Step, Work
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-_MARGIN_SECONDS = 300.0
+MARGIN_SECONDS = 300.0
 _NOTED = 5_000
 _DELETED = 500
 _KNOWN = "the table knows it"
@@ -157,7 +157,7 @@ def remove_orphan_files(work: Work, options: ActionOptions) -> Step:
     with work.context.plane.connect() as control:
         orphans = OrphanFiles(work.context.plane, control, job_id)
         before = _listed(work) or orphans.limit(
-            options.older_than_seconds + _MARGIN_SECONDS, _MARGIN_SECONDS
+            options.older_than_seconds + MARGIN_SECONDS, MARGIN_SECONDS
         )
         counted = orphans.counts()
     predicted = work.predict(Action.REMOVE_ORPHAN_FILES, options, orphans_before=before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 
 from tidegate.control.lake_tables import CachedTable, LakeTables
 from tidegate.control.maintenance import MaintenanceJobs
@@ -16,14 +15,12 @@ from tidegate.model.policy import Policy
 from tidegate.model.recommendation import recommend
 from tidegate.model.relation import Endpoint
 from tidegate.pipeline.context import Context
-from tidegate.pipeline.table_care import estimate_orphans
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.maintaining import submit_maintenance, table_holder
 
 ACTOR = "policy"
 PRIORITY = -10
 """whatever people or schedules want comes first"""
-_LONGEST_WAIT = timedelta(days=7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,28 +97,13 @@ class PolicyKeeper:
         if cached.facts is None or cached.error is not None or cached.catalog.error is not None:
             return None
         now, target = self._tables.clock(control), cached.target
-        orphans = estimate_orphans(self._context, control, target)
-        health = assess(cached.facts, policy.thresholds, now=now, orphan_estimate=orphans)
+        health = assess(cached.facts, policy.thresholds, now=now, orphan_estimate=cached.orphans)
         holder = table_holder(self._context, control, target)
-        found = recommend(
+        return recommend(
             cached.facts,
             health,
             policy,
             self._jobs.last_runs(control, target),
             now=now,
-            busy=None if holder is None else f"{target} is held by {holder}",
+            busy=None if holder is None else str(holder.job_id),
         ).order(policy)
-        if found is None or self._must_wait(control, target, policy, found, now):
-            return None
-        return found
-
-    def _must_wait(
-        self, control: Connection, target: Endpoint, policy: Policy, order: Order, now: datetime
-    ) -> bool:
-        """After each failure in a row twice as long as the one before, from one cadence on."""
-        failures = self._jobs.failures(control, target, ACTOR)
-        if not failures.count or failures.at is None:
-            return False
-        cadence = min(policy.every_seconds[one] for one in order.actions)
-        wait = min(timedelta(seconds=cadence * 2 ** (failures.count - 1)), _LONGEST_WAIT)
-        return now < failures.at + wait

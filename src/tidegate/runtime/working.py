@@ -13,17 +13,20 @@ import psycopg
 from tidegate.control.jobs import Jobs
 from tidegate.control.tokens import Tokens
 from tidegate.destinations.destination import Destination
+from tidegate.destinations.lake import LakeDestination
 from tidegate.errors import CommitUnknown, StaleAttempt, TidegateError
 from tidegate.failpoints import reach
 from tidegate.ledger.fences import Fence
 from tidegate.log import log
-from tidegate.model.job import JobStatus
+from tidegate.model.job import MAINTENANCE, JobStatus
+from tidegate.model.relation import Endpoint
 from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection, translate
 from tidegate.runtime.attempt import LiveAttempt, raise_fence
 from tidegate.runtime.attempt_session import AttemptSession
 from tidegate.runtime.claiming import Claimed
 from tidegate.runtime.leaving import leave_job
+from tidegate.runtime.refreshing import note_written
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,19 @@ class ClaimedWork:
 
         `work` returns what is kept of it in the history.
         """
+        maintains = self.claimed.claim.kind == MAINTENANCE
+        try:
+            won = self._run(work)
+        except Exception:
+            if maintains:
+                # Some of its actions may have gone well.
+                self._note_written(anew=True)
+            raise
+        if won:
+            self._note_written(anew=maintains)
+        return won
+
+    def _run(self, work: Callable[[LiveAttempt], dict[str, Any]]) -> bool:
         claim = self.claimed.claim
         heartbeat = self.claimed.heartbeat
         lease = heartbeat.hold(
@@ -88,6 +104,12 @@ class ClaimedWork:
             heartbeat.drop(lease)
             if control.connection is not self.control:
                 control.connection.close()
+
+    def _note_written(self, *, anew: bool) -> None:
+        """The table cache learns of a new table at once; of others the next refresh sees it."""
+        if isinstance(self.destination, LakeDestination):
+            lake, relation = self.destination.catalog.name, self.destination.relation
+            note_written(self.context, self.control, Endpoint(lake, relation), anew=anew)
 
     def _raise_fence(self, control: Connection) -> Fence:
         return raise_fence(

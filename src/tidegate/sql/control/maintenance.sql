@@ -1,10 +1,11 @@
 -- jobs and job_actions of maintenance: what was done to a table, and when last.
 
 -- name: last_actions
--- Of each action the newest run at a table: as it was recorded, or, where an ended job never came to
--- it, as that job ended. Dry runs are none.
+-- Of each action the newest run at a table, and how many have failed since one went well: as they
+-- were recorded, or, where an ended job never came to an action, as that job ended. Dry runs and
+-- what was skipped are none; to have been cancelled counts as a failure, or it would start anew.
 WITH recent AS (
-    SELECT j.job_id, j.status, j.error, j.finished_at, j.submitted_at, j.payload -> 'order' AS steps
+    SELECT j.job_id, j.status, j.error, j.finished_at, j.payload -> 'order' AS steps
     FROM {schema}.jobs j
     WHERE j.project = %(project)s AND j.kind = 'maintenance' AND j.name = %(name)s
       AND j.lock_at <> 'never'
@@ -15,31 +16,21 @@ WITH recent AS (
            a.detail ->> 'error' AS error
     FROM recent r JOIN {schema}.job_actions a USING (job_id)
     UNION ALL
-    SELECT s.action, r.finished_at, r.status, r.error
+    SELECT s.action, r.finished_at, r.status, coalesce(r.error, r.status)
     FROM recent r, jsonb_object_keys(r.steps) AS s(action)
     WHERE r.status IN ('failed', 'cancelled') AND jsonb_typeof(r.steps) = 'object'
       AND NOT EXISTS (SELECT FROM {schema}.job_actions a
                       WHERE a.job_id = r.job_id AND a.action = s.action)
+), counted AS (
+    SELECT action, at, CASE status WHEN 'done' THEN 'done' ELSE 'failed' END AS status, error,
+           count(*) FILTER (WHERE status = 'done') OVER (PARTITION BY action ORDER BY at DESC)
+               AS went_well
+    FROM runs WHERE at IS NOT NULL AND status IN ('done', 'failed', 'cancelled')
 )
-SELECT DISTINCT ON (action) action, at, status, error FROM runs
-WHERE at IS NOT NULL AND status IS DISTINCT FROM 'skipped'
+SELECT DISTINCT ON (action) action, at, status, error,
+       (SELECT count(*)::int FROM counted f WHERE f.action = c.action AND f.went_well = 0)
+FROM counted c
 ORDER BY action, at DESC
-
--- name: failures_in_a_row
--- How many of the newest ended jobs of one submitter at a table did not end well, one after the
--- other, and when the newest of them ended.
-WITH ended AS (
-    SELECT j.status, j.finished_at,
-           row_number() OVER (ORDER BY j.submitted_at DESC, j.job_id DESC) AS place
-    FROM {schema}.jobs j
-    WHERE j.project = %(project)s AND j.kind = 'maintenance' AND j.name = %(name)s
-      AND j.submitted_by = %(actor)s AND j.status IN ('done', 'failed', 'cancelled')
-      AND j.lock_at <> 'never'
-    ORDER BY j.submitted_at DESC, j.job_id DESC
-    LIMIT 20
-)
-SELECT count(*)::int, max(finished_at) FROM ended
-WHERE place < coalesce((SELECT min(place) FROM ended WHERE status = 'done'), 21)
 
 -- name: list_history
 -- Maintenance of one table, the newest first, each with its steps; from before a job on.

@@ -1,0 +1,262 @@
+"""Automatic maintenance: what is recommended is queued once, and only where it is wanted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from integration.cached_lakes import (
+    ITEMS,
+    ORDERS,
+    TARGET,
+    add_files,
+    cared_place,
+    opened,
+    refresh,
+    small_files,
+)
+from integration.conftest import MakePlace, Place
+from tidegate.control.jobs import Jobs
+from tidegate.control.maintenance import MaintenanceJobs
+from tidegate.control.workers import Worker, Workers
+from tidegate.model.job import MAINTENANCE, Claim, JobStatus, LockAt, Submitted
+from tidegate.model.maintenance import Action, Order, RewriteDataFiles
+from tidegate.model.recommendation import LastRun
+from tidegate.model.relation import Endpoint
+from tidegate.postgres.connect import Connection
+from tidegate.project import Project
+from tidegate.runtime.maintaining import record_dry_run, submit_maintenance, table_holder
+from tidegate.runtime.policy_loop import ACTOR, PolicyKeeper, Queued
+
+AUTOMATIC = """
+[maintenance]
+automatic = true
+thresholds = { small_files = 5 }
+remove_orphan_files = { enabled = false }
+"""
+OPTED_OUT = '\n[maintenance.for."lake:raw.items"]\nautomatic = false\n'
+REWRITE = Order(((Action.REWRITE_DATA_FILES, RewriteDataFiles()),))
+
+
+@pytest.fixture
+def place(make_place: MakePlace) -> Place:
+    """Two tables that need care, one of which is left to people."""
+    place = cared_place(make_place, AUTOMATIC + OPTED_OUT)
+    small_files(place, ORDERS)
+    small_files(place, ITEMS)
+    refresh(place)
+    return place
+
+
+def keep(place: Place) -> Queued:
+    with opened(place) as (project, control):
+        return PolicyKeeper(project.context).run_once(control)
+
+
+def jobs(place: Place) -> list[tuple[Any, ...]]:
+    return place.control.execute(
+        "SELECT name, status, submitted_by, lock_at, unique_key, priority, payload"
+        " FROM tidegate_control.jobs ORDER BY submitted_at"
+    )
+
+
+@contextmanager
+def claimed(place: Place) -> Iterator[tuple[Project, Connection, Claim]]:
+    """The job that was queued, as a worker has it."""
+    with opened(place) as (project, control):
+        worker = Worker.of_this_process(project.name)
+        Workers(project.context.plane).register(control, worker, "test")
+        (claim,) = Jobs(project.context.plane).claim_ready(
+            control,
+            worker.worker_id,
+            project=project.name,
+            kinds=[MAINTENANCE],
+            lease_seconds=60,
+        )
+        yield project, control, claim
+
+
+def end(place: Place, status: JobStatus, *actions: tuple[str, str]) -> UUID:
+    """Work the queued job: these actions, each with how it went, then this end."""
+    with claimed(place) as (project, control, claim):
+        store = Jobs(project.context.plane)
+        for action, went in actions:
+            store.record_action(control, claim, action, {"status": went, "error": None})
+        error = None if status is JobStatus.DONE else "it broke"
+        assert store.finish(control, claim, status, actor="test", error=error)
+        return claim.job_id
+
+
+def pass_time(place: Place, interval: str) -> None:
+    """As if all that was done had been done so long ago."""
+    place.control.execute(
+        f"UPDATE tidegate_control.jobs SET submitted_at = submitted_at - interval '{interval}',"
+        f" finished_at = finished_at - interval '{interval}'",
+        "UPDATE tidegate_control.job_actions"
+        f" SET finished_at = finished_at - interval '{interval}'",
+    )
+
+
+def test_a_table_that_needs_care_is_queued_once_and_one_that_opted_out_never(
+    place: Place,
+) -> None:
+    assert keep(place) == Queued(queued=1, looked_at=1)
+    assert keep(place) == Queued(queued=0, looked_at=1)
+    ((name, status, actor, lock_at, unique_key, priority, payload),) = jobs(place)
+    assert (name, status, actor, lock_at) == ("lake:raw.orders", "pending", "policy", "claim")
+    assert unique_key == "maintenance:lake:raw.orders"
+    assert priority < 0
+    assert payload["target"] == "lake:raw.orders"
+    assert Order.read(payload["order"]) == REWRITE
+
+
+def test_of_many_loops_at_once_one_queues(place: Place) -> None:
+    together = threading.Barrier(8)
+
+    def loop(_: int) -> int:
+        with opened(place) as (project, control):
+            keeper = PolicyKeeper(project.context)
+            together.wait()
+            return keeper.run_once(control).queued
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(loop, range(8))) == 1
+    assert len(jobs(place)) == 1
+
+
+def test_a_loop_whose_turn_comes_late_looks_anew_and_does_not_queue_what_was_done(
+    place: Place,
+) -> None:
+    about_to, go_on = threading.Event(), threading.Event()
+
+    class Late(PolicyKeeper):
+        def _decide(self, *given: Any) -> bool:
+            about_to.set()
+            assert go_on.wait(60)
+            return super()._decide(*given)
+
+    def keep_late() -> Queued:
+        with opened(place) as (project, control):
+            return Late(project.context).run_once(control)
+
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(keep_late)
+        assert about_to.wait(60)
+        assert keep(place).queued == 1
+        end(place, JobStatus.DONE, ("rewrite_data_files", "done"))
+        go_on.set()
+        assert late.result() == Queued(queued=0, looked_at=1)
+
+
+def test_nothing_is_queued_while_the_control_plane_drains(place: Place) -> None:
+    with opened(place) as (project, control):
+        project.context.plane.start_draining(control, "test")
+    assert keep(place) == Queued()
+    with opened(place) as (project, control):
+        project.context.plane.stop_draining(control)
+    assert keep(place).queued == 1
+
+
+def test_what_has_run_waits_for_its_cadence_and_for_something_new(place: Place) -> None:
+    keep(place)
+    end(place, JobStatus.DONE, ("rewrite_data_files", "done"))
+    add_files(place)
+    refresh(place)
+    assert keep(place).queued == 0
+    pass_time(place, "2 hours")
+    assert keep(place).queued == 1
+
+
+@pytest.mark.parametrize("status", [JobStatus.FAILED, JobStatus.CANCELLED])
+def test_after_a_failure_the_wait_grows(place: Place, status: JobStatus) -> None:
+    keep(place)
+    end(place, status)
+    assert keep(place).queued == 0
+    with opened(place) as (project, control):
+        last = MaintenanceJobs(project.context.plane, project.name).last_runs(control, TARGET)
+    assert list(last) == [Action.REWRITE_DATA_FILES]
+    assert last[Action.REWRITE_DATA_FILES].status == "failed"
+    assert last[Action.REWRITE_DATA_FILES].failures == 1
+    pass_time(place, "130 minutes")
+    assert keep(place).queued == 1
+    end(place, status)
+    pass_time(place, "130 minutes")
+    assert keep(place).queued == 0
+    pass_time(place, "130 minutes")
+    assert keep(place).queued == 1
+
+
+def test_a_table_that_somebody_holds_or_that_cannot_be_read_is_left_alone(place: Place) -> None:
+    with opened(place) as (project, control):
+        held = submit_maintenance(project.context, control, TARGET, REWRITE, actor="a person")
+        assert held.outcome is Submitted.QUEUED
+        assert keep(place).queued == 0
+        again = submit_maintenance(project.context, control, TARGET, REWRITE, actor="another")
+        assert again.outcome is Submitted.LOCKED
+        holder = table_holder(project.context, control, TARGET)
+        assert holder is not None
+        assert holder.job_id == held.job_id
+    end(place, JobStatus.CANCELLED)
+    pass_time(place, "1 day")
+    place.control.execute("UPDATE tidegate_control.lake_tables SET error = 'gone'")
+    assert keep(place).queued == 0
+    place.control.execute("UPDATE tidegate_control.lake_tables SET error = NULL")
+    assert keep(place).queued == 1
+
+
+def test_the_last_run_of_each_action_is_told_from_jobs_that_did_something(place: Place) -> None:
+    def last(target: Endpoint = TARGET) -> dict[Action, LastRun]:
+        with opened(place) as (project, control):
+            found = MaintenanceJobs(project.context.plane, project.name)
+            return found.last_runs(control, target)
+
+    with opened(place) as (project, control):
+        record_dry_run(project.context, control, TARGET, REWRITE, {}, actor="a person")
+    assert last() == {}
+    keep(place)
+    end(
+        place,
+        JobStatus.FAILED,
+        ("expire_snapshots", "done"),
+        ("remove_orphan_files", "skipped"),
+        ("rewrite_data_files", "failed"),
+    )
+    first = last()
+    assert {action: run.status for action, run in first.items()} == {
+        Action.EXPIRE_SNAPSHOTS: "done",
+        Action.REWRITE_DATA_FILES: "failed",
+    }
+    assert first[Action.EXPIRE_SNAPSHOTS].failures == 0
+    assert first[Action.REWRITE_DATA_FILES].failures == 1
+    pass_time(place, "1 day")
+    keep(place)
+    end(place, JobStatus.DONE, ("rewrite_data_files", "done"))
+    second = last()
+    run = second[Action.REWRITE_DATA_FILES]
+    assert (run.status, run.failures) == ("done", 0)
+    assert run.at > first[Action.REWRITE_DATA_FILES].at - timedelta(days=1)
+    assert last(Endpoint("lake", ITEMS)) == {}
+
+
+def test_a_dry_run_is_kept_as_a_job_that_is_done_and_repeated_by_its_key(place: Place) -> None:
+    with opened(place) as (project, control):
+        context = project.context
+        first = record_dry_run(
+            context, control, TARGET, REWRITE, {}, actor="a person", idempotency_key="k"
+        )
+        again = record_dry_run(
+            context, control, TARGET, REWRITE, {}, actor="a person", idempotency_key="k"
+        )
+        assert first == again
+        assert table_holder(context, control, TARGET) is None
+        ((_, status, actor, lock_at, *_),) = jobs(place)
+        assert (status, actor, lock_at) == ("done", "a person", LockAt.NEVER)
+        assert Jobs(context.plane).depth(control) == 0
+        assert actor != ACTOR
