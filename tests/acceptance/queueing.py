@@ -20,9 +20,12 @@ from acceptance.harness import Scene
 from acceptance.processes import PATIENCE_SECONDS, Process, WarmProcess, until
 from tidegate.control.jobs import Jobs
 from tidegate.model.job import NOTHING, VACUUM, JobRequest, LockAt, Submitted
+from tidegate.model.maintenance import Order
+from tidegate.model.relation import Endpoint, Relation
 from tidegate.project import Project
 from tidegate.runtime.cancel import Cancelled, cancel_job
 from tidegate.runtime.claiming import table_resource
+from tidegate.runtime.maintaining import maintenance_request
 from tidegate.runtime.runner import RunOptions, sync_request
 
 # What the defaults spread over seconds must not take seconds here.
@@ -96,6 +99,13 @@ class Queue:
             resource = table_resource(project.context, target)
             payload = {"target": str(target)}
             request = JobRequest(project.name, VACUUM, name, resource, payload)
+            return self._submit(project, [request])[0]
+
+    def submit_maintenance(self, order: Order, name: str = "orders", **options: Any) -> UUID:
+        """Of a table of the lake; it takes its lock at once unless it says otherwise."""
+        with self.opened() as project:
+            target = Endpoint("lake", Relation("raw", name))
+            request = maintenance_request(project.context, target, order, actor="test", **options)
             return self._submit(project, [request])[0]
 
     def cancel(self, job_id: UUID) -> Cancelled:

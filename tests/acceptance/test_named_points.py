@@ -23,6 +23,11 @@ ELSEWHERE = (
     "vacuum.chunk",
     "cancel.requested",
     "cancel.fenced",
+    "maintenance.healed",
+    "action.started",
+    "action.done",
+    "orphans.listed",
+    "orphans.deleted",
 )
 # These are passed only when the target has to change.
 IN_EVOLUTION = ("evolve.changed", "evolve.done")

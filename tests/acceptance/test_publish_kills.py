@@ -36,7 +36,10 @@ os._exit(0)
 """
 IN_WORKERS = ("stage.write", "stage.written")
 # Of a sync's batches, of an adoption, of a target that changes, of old versions, of a lake.
-ELSEWHERE = ("batch.", "adopt.", "evolve.", "vacuum.", "cancel.", "branch.", "intent.")
+ELSEWHERE = (
+    *("batch.", "adopt.", "evolve.", "vacuum.", "cancel.", "branch.", "intent."),
+    *("maintenance.", "action.", "orphans."),
+)
 PASSED = tuple(
     point for point in POINTS if point not in IN_WORKERS and not point.startswith(ELSEWHERE)
 )

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from uuid import uuid4
 
+import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
@@ -64,10 +66,14 @@ class Scene:
         there = {file.name for file in (location(self.place) / "data").glob("**/*.parquet")}
         return there - {Path(one).name for one in known}
 
-    def noted(self) -> int:
-        """How many commits the catalog still remembers."""
-        moves = sql.Identifier(schema_of(self.place), "catalog_moves")
-        return int(self.place.control.value(sql.SQL("SELECT count(*) FROM {}").format(moves)))
+    def noted(self) -> list[tuple[bool, int]]:
+        """Whether an attempt holds the table, and how many of its commits are remembered."""
+        return self.place.control.execute(
+            sql.SQL(
+                "SELECT f.attempt_id IS NOT NULL, count(*) FROM {0}.catalog_moves m"
+                " LEFT JOIN {0}.fences f USING (attempt_id) GROUP BY m.attempt_id, 1"
+            ).format(sql.Identifier(schema_of(self.place)))
+        )
 
 
 MakeScene = Callable[..., Scene]
@@ -111,7 +117,9 @@ def test_a_race_that_was_lost_to_an_append_costs_no_second_rewrite(make_scene: M
     assert ids(scene.place) == [0, 1, 2, 3, 101, 102]
     assert data_files(scene.place) == 3
     assert scene.unknown_files() == set()
-    assert scene.noted() == 0
+    assert scene.noted() == [(True, 1)]
+    assert maintain(scene.project, order_of(Action.REWRITE_DATA_FILES)).status == "done"
+    assert scene.noted() == [(True, 1)]
 
 
 @pytest.mark.parametrize("external", [False, True])
@@ -208,3 +216,45 @@ def test_a_zombies_commit_is_refused(make_scene: MakeScene, action: Action) -> N
     assert states == [("cancelled",)]
     assert maintain(scene.project, order_of(action)).status == "done"
     assert ids(scene.place) == rows
+
+
+def send(place: Place, attempt_id: str, session: str, base: str | None = None) -> int:
+    """What Iceberg's driver sends for a commit, over a connection of its own; 1 if it got in."""
+    tables = sql.Identifier(schema_of(place), "iceberg_tables")
+    text = sql.SQL("UPDATE {} SET metadata_location = {} WHERE metadata_location = {}")
+    options = f"-c tidegate.attempt={attempt_id} -c tidegate.maintains={session}"
+    with place.control.connect(options=options) as connection:
+        now = open_table(place).metadata_location
+        return connection.execute(text.format(tables, now, base or now)).rowcount
+
+
+def test_only_a_session_that_committed_over_another_connection_may_not_lose_a_race(
+    make_scene: MakeScene,
+) -> None:
+    scene = make_scene()
+    place, ledger = scene.place, scene.project.context.ledger("lake")
+
+    def hold(attempt_id: str) -> None:
+        place.control.execute(
+            sql.SQL("DELETE FROM {}.fences").format(ledger.schema_identifier),
+            sql.SQL("INSERT INTO {}.fences VALUES ('raw.orders', {}, 1, {})").format(
+                ledger.schema_identifier, uuid4(), attempt_id
+            ),
+        )
+
+    hold("mine")
+    assert send(place, "mine", "a", "elsewhere") == 0
+    assert send(place, "mine", "a") == 1
+    with pytest.raises(psycopg.Error, match="another commit came first") as raised:
+        send(place, "mine", "a", "elsewhere")
+    assert raised.value.sqlstate == "TG002"
+    # Another session of the same attempt has sent nothing that could be sent again.
+    assert send(place, "mine", "b", "elsewhere") == 0
+    with place.control.connect(options="-c tidegate.attempt=mine") as load:
+        lost = sql.SQL("UPDATE {}.iceberg_tables SET metadata_location = 'x' WHERE false")
+        with pytest.raises(psycopg.Error, match="another commit came first"):
+            load.execute(lost.format(ledger.schema_identifier))
+    # Of a replaced attempt nobody knows any more what it has committed.
+    hold("newer")
+    with pytest.raises(psycopg.Error, match="another commit came first"):
+        send(place, "mine", "b", "elsewhere")

@@ -20,7 +20,10 @@ from tidegate.postgres.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
-ELSEWHERE = ("adopt.", "evolve.", "vacuum.", "cancel.", "branch.", "intent.")
+ELSEWHERE = (
+    *("adopt.", "evolve.", "vacuum.", "cancel.", "branch.", "intent."),
+    *("maintenance.", "action.", "orphans."),
+)
 PASSED = [point for point in POINTS if not point.startswith(ELSEWHERE)]
 ORDERS = {
     "source": "shop:public.orders",

@@ -15,9 +15,10 @@ class CatalogMoves:
 
     ledger: Ledger
 
-    def forget(self, connection: Connection, attempt_id: str) -> None:
-        """Those of an attempt that ends now, and of all that have ended."""
+    def forget(self, connection: Connection) -> None:
+        """Those of attempts that were replaced since."""
         connection.execute(
-            statement("ledger/catalog_moves", "forget_ended", schema=self.ledger.schema_identifier),
-            {"attempt_id": attempt_id},
+            statement(
+                "ledger/catalog_moves", "forget_replaced", schema=self.ledger.schema_identifier
+            )
         )

@@ -15,6 +15,16 @@ from tidegate.pipeline.actions import ACTIONS
 from tidegate.spark.outcome import spark_reason
 
 _TRIES = 3
+# What cannot be told of an action that failed early.
+_UNKNOWN = (
+    "predicted",
+    "actual",
+    "files_before",
+    "bytes_before",
+    "files_after",
+    "bytes_after",
+    "error",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +38,7 @@ class ActionRun:
     def run(self) -> dict[str, Any]:
         """What is kept of it, whether it went well or not; raises when the attempt was replaced."""
         began = time.monotonic()
-        detail: dict[str, Any] = {
-            "status": "failed",
-            "predicted": None,
-            "actual": None,
-            "error": None,
-        }
+        detail: dict[str, Any] = {"status": "failed", **dict.fromkeys(_UNKNOWN)}
         try:
             self._run(detail)
         except Exception as error:

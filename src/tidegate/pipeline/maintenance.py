@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import psycopg
-
 from tidegate.control.job_records import JobRecords
 from tidegate.destinations.lake import LakeDestination
-from tidegate.errors import DestinationError, MaintenanceFailed, TidegateError
+from tidegate.errors import MaintenanceFailed, UsageError
 from tidegate.failpoints import reach
 from tidegate.lake.engine import Engine
 from tidegate.ledger.catalog_moves import CatalogMoves
-from tidegate.log import log
 from tidegate.model.job import Claim
 from tidegate.model.maintenance import Action, Order
 from tidegate.model.relation import Endpoint
@@ -37,37 +34,36 @@ class Maintenance:
         reach("maintenance.healed")
         destination = self._destination()
         if destination.read() is None:
-            raise DestinationError(
+            raise UsageError(
                 f"{self.target} does not exist, so there is nothing to maintain",
                 "see what there is with: tidegate table list",
             )
+        with destination.open() as connection:
+            CatalogMoves(destination.ledger).forget(connection)
         ended = self._ended(attempt.claim)
-        try:
-            for number, (action, options) in enumerate(self.order.steps, 1):
-                if action in ended:
-                    continue
-                attempt.report(
-                    {
-                        "phase": "maintaining",
-                        "action": action.value,
-                        "number": number,
-                        "of": len(self.order.steps),
-                    }
-                )
-                reach("action.started")
-                work = Work(self.context, destination, self.engine, attempt)
-                ended[action] = detail = ActionRun(work, action, options).run()
-                attempt.record(action.value, detail)
-                reach("action.done")
-        finally:
-            self._forget_moves(destination, attempt.claim.attempt_id)
+        for number, (action, options) in enumerate(self.order.steps, 1):
+            if action in ended:
+                continue
+            attempt.report(
+                {
+                    "phase": "maintaining",
+                    "action": action.value,
+                    "number": number,
+                    "of": len(self.order.steps),
+                }
+            )
+            reach("action.started")
+            work = Work(self.context, destination, self.engine, attempt)
+            ended[action] = detail = ActionRun(work, action, options).run()
+            attempt.record(action.value, detail)
+            reach("action.done")
         self._complain(ended)
         return {"actions": {action.value: ended[action]["status"] for action in ended}}
 
     def _destination(self) -> LakeDestination:
         destination = self.context.destination(self.target)
         if not isinstance(destination, LakeDestination):
-            raise DestinationError(
+            raise UsageError(
                 f"{self.target} is no table of a lake", "maintenance is for Iceberg tables"
             )
         return destination
@@ -93,11 +89,3 @@ class Maintenance:
             f"{message}; done: {', '.join(done)}" if done else message,
             "what is done stays done; run the others again when the reason is gone",
         )
-
-    def _forget_moves(self, destination: LakeDestination, attempt_id: str) -> None:
-        try:
-            with destination.open() as connection:
-                CatalogMoves(destination.ledger).forget(connection, attempt_id)
-        except (psycopg.Error, TidegateError) as error:
-            # The next maintenance of the lake does it.
-            log.warning("catalog_moves_left", error=str(error).splitlines()[0])

@@ -51,7 +51,8 @@ FOR EACH ROW EXECUTE FUNCTION {schema}.refuse_stale_attempt();
 -- second finds that the table has moved on, and Iceberg takes that for a race that it has lost: it
 -- removes the files of the commit, or puts main back to it. An error makes it leave all as it is.
 -- A session of maintenance may have worked for hours, so it may lose a race and try again, unless
--- it has committed over another connection: what it sends now could be what got through there.
+-- it has committed over another connection: what it sends now could be what got through there. Of
+-- an attempt that was replaced that is not known any more.
 CREATE OR REPLACE FUNCTION {schema}.refuse_lost_race() RETURNS trigger
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -61,7 +62,9 @@ BEGIN
     IF attempt IS NULL OR EXISTS (SELECT FROM moved) THEN
         RETURN NULL;
     END IF;
-    IF maintainer IS NULL OR EXISTS (
+    IF maintainer IS NULL
+       OR NOT EXISTS (SELECT FROM {schema}.fences f WHERE f.attempt_id = attempt)
+       OR EXISTS (
         SELECT FROM {schema}.catalog_moves m
         WHERE m.attempt_id = attempt AND m.session = maintainer
           AND NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = pg_backend_pid()

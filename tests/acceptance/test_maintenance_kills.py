@@ -1,0 +1,298 @@
+"""Maintenance killed, told to go, and beside others who write: no row is lost, none comes twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import UUID
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from acceptance import lake_writer, oracle
+from acceptance.conftest import LOCAL, MakeQueue
+from acceptance.harness import Scene
+from acceptance.lake_oracle import SCHEMA
+from acceptance.processes import until
+from acceptance.queueing import Queue
+from acceptance.spark_server import SparkServer
+from acceptance.test_lake_faults import Elsewhere, elsewhere
+from acceptance.test_worker_signals import tell
+from tidegate.model.job import LockAt
+from tidegate.model.maintenance import (
+    Action,
+    ActionOptions,
+    ExpireSnapshots,
+    Order,
+    RemoveOrphanFiles,
+    RewriteDataFiles,
+    RewriteManifests,
+    RewritePositionDeleteFiles,
+)
+
+__all__ = ["elsewhere"]
+
+OPTIONS: dict[Action, ActionOptions] = {
+    Action.EXPIRE_SNAPSHOTS: ExpireSnapshots(older_than_seconds=0),
+    Action.REMOVE_ORPHAN_FILES: RemoveOrphanFiles(),
+    Action.REWRITE_DATA_FILES: RewriteDataFiles(min_input_files=2),
+    Action.REWRITE_POSITION_DELETE_FILES: RewritePositionDeleteFiles(min_input_files=2),
+    Action.REWRITE_MANIFESTS: RewriteManifests(),
+}
+EVERYTHING = Order.of(OPTIONS)
+REWRITE = Order.of({Action.REWRITE_DATA_FILES: OPTIONS[Action.REWRITE_DATA_FILES]})
+ORPHANS = Order.of({Action.REMOVE_ORPHAN_FILES: OPTIONS[Action.REMOVE_ORPHAN_FILES]})
+POINTS = (
+    "maintenance.healed",
+    "action.started",
+    "action.done",
+    "orphans.listed",
+    "orphans.deleted",
+)
+LONG_AGO = 10 * 86_400
+WAITS = (
+    "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    " AND starts_with(query, 'UPDATE iceberg_tables SET metadata_location')"
+)
+
+
+def make_table(make_queue: MakeQueue, **options: object) -> Queue:
+    """A table of a lake that was filled in many small loads."""
+    queue = make_queue(2, lake=True, batch_rows=10, **options)
+    queue.scene.run()
+    assert files(queue.scene) > 3
+    return queue
+
+
+def files(scene: Scene) -> int:
+    table = scene.files.table("orders")
+    assert table is not None
+    return len(table.inspect.data_files())
+
+
+def metadata(scene: Scene) -> str:
+    table = scene.files.table("orders")
+    assert table is not None
+    return str(table.metadata_location)
+
+
+def assert_rows(scene: Scene, others: int = 0) -> None:
+    """What the source has, and what others have put in, each once."""
+    expected = oracle.read_rows(scene.source, ("public", "orders"), scene.columns, scene.key)
+    found = scene.read_target("orders")
+    own = [row for row in found if row[0] != lake_writer.REGION]
+    oracle.assert_same_rows(expected, own)
+    assert len({row for row in found if row[0] == lake_writer.REGION}) == others
+    assert len(found) == len(own) + others
+
+
+def actions(queue: Queue, job_id: UUID) -> list[tuple[str, str]]:
+    with psycopg.connect(queue.scene.control, autocommit=True) as connection:
+        return connection.execute(
+            "SELECT action, detail ->> 'status' FROM tidegate_control.job_actions"
+            " WHERE job_id = %s ORDER BY position",
+            (job_id,),
+        ).fetchall()
+
+
+def age(*paths: Path) -> None:
+    then = time.time() - LONG_AGO
+    for path in paths:
+        os.utime(path, (then, then))
+
+
+def leave_orphan(scene: Scene) -> Path:
+    """A file that nobody knows any more."""
+    file = scene.files.data("orders") / f"left-{scene.number()}.parquet"
+    file.touch()
+    age(file)
+    return file
+
+
+@contextmanager
+def held_commits(scene: Scene) -> Iterator[None]:
+    """Whoever commits to a table of the lake waits."""
+    with psycopg.connect(scene.control) as connection:
+        connection.execute(
+            sql.SQL("SELECT FROM {}.iceberg_tables FOR UPDATE").format(sql.Identifier(SCHEMA))
+        )
+        yield
+        connection.rollback()
+
+
+def test_told_to_go_in_the_middle_of_a_rewrite(make_queue: MakeQueue) -> None:
+    queue = make_table(make_queue)
+    scene = queue.scene
+    before, small = metadata(scene), files(scene)
+    with held_commits(scene):
+        job_id = queue.submit_maintenance(REWRITE)
+        process = queue.start()
+        process.wait_for(lambda: oracle.scalar(scene.control, WAITS) == 1, "the rewrite to commit")
+        ended = tell(process)
+        assert ended.code == 1, ended
+        job = queue.job(job_id)
+        assert (job.status, job.error) == ("failed", "Worker received SIGTERM"), job
+        oracle.assert_idle(scene.control)
+        assert_rows(scene)
+    until(lambda: oracle.scalar(scene.control, WAITS) == 0, "the late commit to be refused")
+    assert metadata(scene) == before
+    assert_rows(scene)
+    next_id = queue.submit_maintenance(REWRITE)
+    queue.burst()
+    assert actions(queue, next_id) == [("rewrite_data_files", "done")]
+    assert files(scene) < small
+    assert_rows(scene)
+    queue.assert_ended_once()
+
+
+def kill_at(queue: Queue, point: str, order: Order = EVERYTHING) -> UUID:
+    """A worker that dies at a point of maintenance; somebody else takes the job up."""
+    job_id = queue.submit_maintenance(order)
+    ended = queue.start(failpoint=f"{point}=kill").wait()
+    assert ended.code == -signal.SIGKILL, ended
+    queue.sweep()
+    queue.burst()
+    job = queue.job(job_id)
+    assert (job.status, job.attempt_count, job.crash_count) == ("done", 2, 1), job
+    assert queue.ends_of(job_id) == ["done"]
+    return job_id
+
+
+def test_killed_at_every_point_and_taken_up_by_another(make_queue: MakeQueue) -> None:
+    queue = make_table(make_queue)
+    scene = queue.scene
+    all_of_it = [one.value for one in Action]
+    for point in POINTS:
+        scene.change(1)
+        scene.run()
+        orphan = leave_orphan(scene)
+        job_id = kill_at(queue, point)
+        recorded = actions(queue, job_id)
+        # What the dead one has recorded was not done again.
+        assert [action for action, _ in recorded] == all_of_it, point
+        assert {status for _, status in recorded} <= {"done", "skipped"}, point
+        assert not orphan.exists(), point
+        assert_rows(scene)
+        queue.assert_ended_once()
+
+
+def test_killed_with_its_jvm_in_the_middle_of_a_rewrite(
+    make_queue: MakeQueue, spark_server: SparkServer
+) -> None:
+    queue = make_table(make_queue)
+    scene = queue.scene
+    scene.use_spark(LOCAL)
+    before = metadata(scene)
+    with held_commits(scene):
+        job_id = queue.submit_maintenance(REWRITE)
+        process = queue.start()
+        process.wait_for(lambda: oracle.scalar(scene.control, WAITS) == 1, "the rewrite to commit")
+        process.kill_all()
+        scene.use_spark({"remote": spark_server.url})
+        queue.sweep()
+    until(lambda: oracle.scalar(scene.control, WAITS) == 0, "the late commit to be refused")
+    assert metadata(scene) == before
+    queue.burst()
+    assert (queue.job(job_id).status, queue.ends_of(job_id)) == ("done", ["done"])
+    assert files(scene) == 1
+    assert_rows(scene)
+
+
+def test_the_staged_files_of_a_writer_at_work_are_nobodys_orphans(make_queue: MakeQueue) -> None:
+    """Even if they look old, and even if nothing else keeps maintenance from the table."""
+    queue = make_table(make_queue)
+    scene = queue.scene
+    scene.change()
+    writer, flag = scene.start_and_hold("stage.done")
+    staged = [scene.files.data("orders") / one for one in scene.staged()]
+    assert staged
+    # What Spark has written itself lies in no folder that is noted.
+    unnoted = leave_orphan(scene)
+    older = leave_orphan(scene)
+    os.utime(older, (time.time() - 3 * LONG_AGO,) * 2)
+    age(*staged)
+    with psycopg.connect(scene.control, autocommit=True) as connection:
+        connection.execute("DELETE FROM tidegate_control.table_locks")
+        connection.execute(
+            "UPDATE tidegate_control.jobs SET started_at = now() - interval '20 days'"
+            " WHERE status = 'running'"
+        )
+        first = queue.submit_maintenance(ORPHANS)
+        queue.burst()
+        assert (unnoted.exists(), older.exists()) == (True, False)
+        connection.execute(
+            "UPDATE tidegate_control.jobs SET started_at = now() - interval '1 minute'"
+            " WHERE status = 'running'"
+        )
+        second = queue.submit_maintenance(ORPHANS)
+        queue.burst()
+        kept = connection.execute(
+            "SELECT kept, count(*) FROM tidegate_control.orphan_files WHERE job_id = %s"
+            " GROUP BY kept ORDER BY 2",
+            (second,),
+        ).fetchall()
+    assert all(one.exists() for one in staged)
+    assert not unnoted.exists()
+    assert (None, 1) in kept
+    assert ("staged by an attempt that may be at work", len(staged)) in kept
+    assert [queue.job(one).status for one in (first, second)] == ["done", "done"]
+    flag.unlink()
+    ended = writer.wait()
+    # Maintenance has taken the table from it, so what it staged is staged again.
+    assert "writeback_stale_attempt" in ended.err, ended
+    with psycopg.connect(scene.control, autocommit=True) as connection:
+        connection.execute("UPDATE tidegate_control.job_queue SET lease_until = now()")
+    scene.run()
+    assert_rows(scene)
+
+
+def maintain_beside_writers(queue: Queue, elsewhere: Elsewhere, rounds: int) -> None:
+    """A sync, and somebody else who commits every second, while all is put in order."""
+    scene = queue.scene
+    elsewhere.write_to(scene)
+    workers = [queue.start("--concurrency", "1") for _ in range(2)]
+    jobs = []
+    for _ in range(rounds):
+        scene.change(1)
+        jobs.append(queue.submit_sync())
+        jobs.append(queue.submit_maintenance(EVERYTHING, lock_at=LockAt.CLAIM))
+        queue.wait_until_ended(*jobs, seconds=240)
+    total = elsewhere.end()
+    assert total >= rounds
+    assert [queue.job(one).status for one in jobs] == ["done"] * len(jobs)
+    for worker in workers:
+        worker.send(signal.SIGTERM)
+        assert worker.wait().code in (0, 1)
+    scene.run()
+    assert_rows(scene, total)
+    queue.assert_ended_once()
+
+
+def test_maintained_over_and_over_while_others_write(
+    make_queue: MakeQueue, elsewhere: Elsewhere
+) -> None:
+    maintain_beside_writers(make_table(make_queue), elsewhere, 2)
+
+
+@pytest.mark.chaos
+def test_maintained_for_long_while_others_write(
+    make_queue: MakeQueue, elsewhere: Elsewhere
+) -> None:
+    maintain_beside_writers(make_table(make_queue), elsewhere, 15)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("passage", [2, 3, 4, 5])
+def test_killed_between_any_two_actions(make_queue: MakeQueue, passage: int) -> None:
+    queue = make_table(make_queue)
+    for point in ("action.started", "action.done"):
+        queue.scene.change(1)
+        queue.scene.run()
+        job_id = kill_at(queue, f"{point}@{passage}")
+        assert [action for action, _ in actions(queue, job_id)] == [one.value for one in Action]
+        assert_rows(queue.scene)
