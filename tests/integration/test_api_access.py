@@ -51,6 +51,7 @@ def test_without_tokens_this_machine_may_everything(client: httpx.Client) -> Non
         {"Host": "evil.example:8787"},
         {"Host": "localhost.evil.example"},
         {"Host": ""},
+        {"Host": "["},
         {"X-Forwarded-For": "203.0.113.7"},
         {"Forwarded": "for=203.0.113.7"},
         {"Origin": "https://evil.example"},
