@@ -28,7 +28,12 @@ def effect_text(effect: Any) -> str:
         f"{in_bytes(before['bytes'])} → {in_bytes(after['bytes'])}"
     )
     snapshots = effect.get("snapshots")
-    return f"{text}, {counted(snapshots, 'snapshot')} fewer" if snapshots else text
+    if snapshots:
+        return f"{text}, {counted(snapshots, 'snapshot')} fewer"
+    rewritten = effect.get("rewritten")
+    return (
+        f"{text}, {rewritten:,} rewritten" if rewritten and rewritten != before["files"] else text
+    )
 
 
 def action_line(detail: Mapping[str, Any]) -> str:
