@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from starlette.types import Message, Receive
 
@@ -12,12 +13,15 @@ from tidegate.api.problems import Problem
 
 SECONDS = 10.0
 """for a whole body"""
+_POLITE_BYTES = 1024 * 1024
+_POLITE_SECONDS = 0.5
 
 
 async def read_body(headers: Headers, receive: Receive, most: int) -> bytes:
     """The body of a request, whole; Problem where it is none that is taken."""
     declared = headers.get(b"content-length", b"")
     if declared.isdigit() and int(declared) > most:
+        await _discard(receive)
         raise _too_large(most)
     body = bytearray()
     try:
@@ -29,6 +33,8 @@ async def read_body(headers: Headers, receive: Receive, most: int) -> bytes:
                     break
                 body += message.get("body", b"")
                 if len(body) > most:
+                    body.clear()
+                    await _discard(receive)
                     raise _too_large(most)
                 more = message.get("more_body", False)
     except TimeoutError:
@@ -43,6 +49,18 @@ async def read_body(headers: Headers, receive: Receive, most: int) -> bytes:
             shown = kind.decode("latin-1") or "none"
             raise Problem(kinds.UNSUPPORTED_TYPE, f"the body's type is {shown}")
     return bytes(body)
+
+
+async def _discard(receive: Receive) -> None:
+    """Read a little further: whoever is hung up on while sending never sees the answer."""
+    left = _POLITE_BYTES
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_POLITE_SECONDS):
+            while left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
