@@ -10,6 +10,7 @@ from pathlib import Path
 
 import tidegate
 from acceptance.processes import Process
+from few_rows import FEW_ROWS
 from java_archive import class_path
 from tidegate.lake.jars import lake_conf
 from warm_python import WarmPython
@@ -41,6 +42,12 @@ class SparkServer:
         with self._python.broken(code):
             yield
 
+    @contextmanager
+    def armed(self, failpoint: str) -> Iterator[None]:
+        """The Python workers of new sessions pass an armed failpoint."""
+        with self.broken(f"import os; os.environ['TIDEGATE_FAILPOINT'] = {failpoint!r}"):
+            yield
+
     def stop(self) -> None:
         if self._process is not None:
             self._process.kill_all()
@@ -60,6 +67,7 @@ class SparkServer:
             "spark.sql.session.timeZone": "Asia/Kolkata",
             "spark.local.dir": str(self._folder),
             "spark.sql.warehouse.dir": str(self._folder / "warehouse"),
+            **FEW_ROWS,
             **lake_conf({}, postgres=True),
         }
         command = [

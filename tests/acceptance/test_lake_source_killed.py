@@ -20,7 +20,7 @@ import tidegate as tg
 from unchanged_status import unchanged
 
 @tg.sync(source="lake:raw.orders", target="warehouse:raw.orders", key=["region", "id"],
-         batch_rows=10, partitions=2)
+         batch_rows=20, partitions=2)
 def orders(df):
     from pyspark.sql.functions import udf
 
@@ -41,9 +41,9 @@ def make(make_scene: MakeScene) -> Scene:
     return scene
 
 
-def change(scene: Scene) -> None:
-    """Two commits to the lake: rows that come, change and go."""
-    for _ in range(2):
+def change(scene: Scene, commits: int = 1) -> None:
+    """Commits to the lake: rows that come, change and go."""
+    for _ in range(commits):
         scene.change(1)
         with psycopg.connect(scene.source, autocommit=True) as connection:
             connection.execute(
@@ -63,7 +63,7 @@ def test_killed_between_staging_and_the_end_and_run_again(make_scene: MakeScene)
         change(scene)
         kill_at(scene, point)
     # The table goes on while nobody reads it.
-    change(scene)
+    change(scene, 2)
     scene.run()
     scene.assert_exact()
     assert oracle.staging_tables(scene.destination) == []

@@ -9,10 +9,12 @@ import pytest
 
 from acceptance.conftest import LOCAL, MakeScene
 from acceptance.harness import Scene
+from acceptance.processes import Ended
 from acceptance.spark_server import SparkServer
 from tidegate.failpoints import POINTS
 
-# These are passed in Spark's Python workers, which see our environment in local mode only.
+# These are passed in Spark's Python workers, which see our environment in local mode only; those
+# of a server that runs already are armed there.
 IN_WORKERS = ("stage.write", "stage.written")
 # A run does not pass these.
 ELSEWHERE = (
@@ -44,11 +46,22 @@ def kill_at(scene: Scene, point: str, passage: int = 1) -> None:
     """A run that dies at a point: by its own hand, or because its Spark worker did."""
     ended = scene.start(failpoint=f"{point}@{passage}=kill").wait()
     if point in IN_WORKERS:
-        assert ended.code == 1, ended
-        assert "Traceback" not in ended.err, ended
-        assert "Python worker exited unexpectedly" in ended.err, ended
+        assert_worker_died(ended)
     else:
         assert ended.code == -signal.SIGKILL, ended
+
+
+def assert_worker_died(ended: Ended) -> None:
+    assert ended.code == 1, ended
+    assert "Traceback" not in ended.err, ended
+    assert "Python worker exited unexpectedly" in ended.err, ended
+
+
+def kill_workers(scene: Scene, spark_server: SparkServer) -> None:
+    """Runs on a server whose workers die, one at each of their points."""
+    for point in IN_WORKERS:
+        with spark_server.armed(f"{point}=kill"):
+            assert_worker_died(scene.start().wait())
 
 
 @pytest.mark.parametrize("point", IN_PROCESS)
@@ -77,10 +90,9 @@ def test_killed_while_the_target_follows_its_source(make_scene: MakeScene, point
 def test_a_dead_spark_worker_fails_the_run_and_nothing_else(
     make_scene: MakeScene, spark_server: SparkServer
 ) -> None:
-    scene = make_scene(2, spark=LOCAL)
-    for point in IN_WORKERS:
-        kill_at(scene, point)
-    scene.use_spark({"remote": spark_server.url})
+    """Workers of a Spark of its own are killed by make chaos."""
+    scene = make_scene(2)
+    kill_workers(scene, spark_server)
     scene.run()
     scene.assert_exact()
     scene.assert_swept()
@@ -99,10 +111,24 @@ def test_killed_with_everything_in_one_place_or_three(
 
 
 def test_killed_together_with_its_jvm(make_scene: MakeScene, spark_server: SparkServer) -> None:
+    """In the middle of its publish; before that, by make chaos."""
     scene = make_scene(2, spark=LOCAL)
-    for point in ("stage.done", "publish.moved"):
-        process, _ = scene.start_and_hold(point)
-        process.kill_all()
+    process, _ = scene.start_and_hold("publish.moved")
+    process.kill_all()
+    scene.use_spark({"remote": spark_server.url})
+    scene.run()
+    scene.assert_exact()
+    scene.assert_swept()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("point", ["batch.planned", "stage.done", "publish.committed"])
+def test_killed_together_with_its_jvm_elsewhere(
+    make_scene: MakeScene, spark_server: SparkServer, point: str
+) -> None:
+    scene = make_scene(2, spark=LOCAL)
+    process, _ = scene.start_and_hold(point)
+    process.kill_all()
     scene.use_spark({"remote": spark_server.url})
     scene.run()
     scene.assert_exact()

@@ -56,11 +56,13 @@ def test_the_wheel_in_a_clean_environment_can_init_and_run(
         )
         connection.execute("INSERT INTO orders SELECT g, g FROM generate_series(1, 100) g")
 
+    clean = {**os.environ, "PYTHONPATH": "", "PYTHONSAFEPATH": "1"}
+
     def tidegate(*arguments: str) -> str:
         done = subprocess.run(
             [clean_python, "-m", "tidegate.cli.main", *arguments],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": "", "PYTHONSAFEPATH": "1"},
+            env=clean,
             capture_output=True,
             text=True,
         )
@@ -70,6 +72,7 @@ def test_the_wheel_in_a_clean_environment_can_init_and_run(
     where = subprocess.run(
         [clean_python, "-c", "import tidegate; print(tidegate.__file__)"],
         cwd=tmp_path,
+        env=clean,
         check=True,
         capture_output=True,
         text=True,

@@ -13,6 +13,7 @@ import pytest
 from psycopg import sql
 
 from conftest import MakeDatabase
+from few_rows import FEW_ROWS
 from tidegate.lake.jars import lake_conf
 from tidegate.project import Project
 from tidegate.settings import SparkSettings
@@ -25,7 +26,7 @@ Rows = list[tuple[Any, ...]]
 def warm_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSessions]:
     """The Spark of this test process; it starts with the first test that moves rows."""
     sessions = SparkSessions(
-        SparkSettings(master="local[2]"),
+        SparkSettings(master="local[2]", conf=FEW_ROWS),
         tmp_path_factory.mktemp("spark"),
         # There is one Spark for all tests, and some of them have a lake.
         lambda: lake_conf({}, postgres=True),

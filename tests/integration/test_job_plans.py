@@ -180,6 +180,14 @@ def test_depth_is_counted_in_an_index_without_a_look_at_the_table(store: Store, 
     assert counting["Heap Fetches"] < WAITING / 100
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_what_died_at_a_table_is_counted_among_its_own_jobs(store: Store, mode: str) -> None:
+    statement = store.plane.statement("job_attempts", "count_died")
+    found = plan(store, statement, {"resources": ["r1", "r2"]}, mode)
+    assert "Seq Scan" not in {kind for kind, _ in scans_of(found, "jobs")}
+    assert "jobs_resource" in {node.get("Index Name") for node in found}
+
+
 def test_an_empty_queue_that_was_just_filled_is_claimed_from_by_its_index(
     server: EmbeddedServer,
 ) -> None:

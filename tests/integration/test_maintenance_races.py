@@ -42,9 +42,7 @@ class ProxiedEngine(SparkEngine):
 
     port = 0
 
-    def session(
-        self, catalog: Catalog, attempt_id: str
-    ) -> AbstractContextManager[EngineSession]:
+    def session(self, catalog: Catalog, attempt_id: str) -> AbstractContextManager[EngineSession]:
         address = make_conninfo(catalog.control(), port=self.port)
         return super().session(replace(catalog, control=lambda: address), attempt_id)
 
@@ -69,9 +67,7 @@ class Scene:
     def noted(self) -> int:
         """How many commits the catalog still remembers."""
         moves = sql.Identifier(schema_of(self.place), "catalog_moves")
-        return int(
-            self.place.control.value(sql.SQL("SELECT count(*) FROM {}").format(moves))
-        )
+        return int(self.place.control.value(sql.SQL("SELECT count(*) FROM {}").format(moves)))
 
 
 MakeScene = Callable[..., Scene]

@@ -21,6 +21,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
+        self._in_head = True
+        self._refused = False
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
 
@@ -33,40 +35,44 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._head_bytes > LARGEST_HEAD:
+        if self._refused:
             return
+        began_in_head = self._in_head
         super().data_received(data)
+        if began_in_head and self._in_head:
+            # The parser keeps what has not ended, so it must not be given more and more.
+            self._head_bytes += len(data)
+            if self._head_bytes > LARGEST_HEAD:
+                self._refuse_head()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._in_head = True
         self._head_bytes = 0
         self._await_head()
 
-    def on_url(self, url: bytes) -> None:
-        if self._grow(len(url)):
-            super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._grow(len(name) + len(value)):
-            super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
+        self._in_head = False
         self._stop_timer()
-        if self._head_bytes <= LARGEST_HEAD:
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > LARGEST_HEAD:
+            self._refuse_head()
+        else:
             super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._refused:
+            super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(kinds.MALFORMED, "this is not HTTP")
 
-    def _grow(self, count: int) -> bool:
-        """Whether the head is still small enough; the first time that it is not, say so."""
-        before = self._head_bytes
-        self._head_bytes += count
-        if self._head_bytes <= LARGEST_HEAD:
-            return True
-        if before <= LARGEST_HEAD:
-            self._refuse(kinds.HEADERS_TOO_LARGE, f"the head has over {LARGEST_HEAD:,} bytes")
-        return False
+    def _refuse_head(self) -> None:
+        self._refuse(kinds.HEADERS_TOO_LARGE, f"the head has over {LARGEST_HEAD:,} bytes")
 
     def _await_head(self) -> None:
         self._stop_timer()
@@ -83,6 +89,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, kind: ProblemKind, detail: str) -> None:
         """Answer without any route: there is no request to speak of."""
+        self._refused = True
         if self.transport.is_closing():
             return
         body = render(Problem(kind, detail).document(""))

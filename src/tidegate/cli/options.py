@@ -32,6 +32,9 @@ SyncNamesOrAll = Annotated[
 ]
 AllSyncs = Annotated[bool, typer.Option("--all", help="Every declared sync.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+FollowQueued = Annotated[
+    bool, typer.Option("--follow", "-f", help="With --queue: watch until it ends.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 TakeOver = Annotated[
     bool,

@@ -15,6 +15,7 @@ from tidegate.cli.options import (
     HERE,
     AllSyncs,
     AsJson,
+    FollowQueued,
     Profile,
     ProjectFolder,
     SyncNames,
@@ -58,9 +59,7 @@ def run(
     queue: Annotated[
         bool, typer.Option("--queue", help="Queue it for a worker instead of running it here.")
     ] = False,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="With --queue: watch until it ends.")
-    ] = False,
+    follow: FollowQueued = False,
     priority: Annotated[
         int | None,
         typer.Option(min=-1000, max=1000, help="With --queue: higher ones go first; 0 by default."),

@@ -29,6 +29,9 @@ def serve(
 ) -> None:
     """Answer over HTTP: tables, their health, maintenance, jobs.
 
+    Beside that it keeps the table cache up to date, queues what policy recommends, and takes back
+    the jobs of dead workers.
+
     Example: tidegate serve --port 8787
     """
     from tidegate.api.app import routes
@@ -36,6 +39,7 @@ def serve(
     if openapi:
         print_json(routes().openapi())
         return
+    from tidegate.api.loops import Loops
     from tidegate.api.server import Server, address, listen, refuse_open_door
 
     with open_project(project, profile) as opened:
@@ -44,7 +48,10 @@ def serve(
         listening = listen(chosen, opened.settings.serve.port if port is None else port)
         where = address(listening)
 
+        loops = Loops(opened)
+
         def ready() -> None:
+            loops.start()
             if as_json:
                 print_json({"project": opened.name, "address": where, "tokens_needed": tokens})
                 return
@@ -52,3 +59,4 @@ def serve(
             print_line(f"{opened.name} is served at {where} ({who}); see {where}/docs")
 
         Server(opened, listening).run_here(ready)
+        loops.stop()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from tidegate.insight.queue import QueueStatus
     from tidegate.insight.status import SyncStatus
+    from tidegate.insight.table_health import UnwellTable
 
 
 def status(
@@ -57,6 +58,7 @@ def status(
             for line in _notes(one):
                 print_line(f"{one.sync}: {line}")
         _print_queue(found.queue)
+        _print_unwell(found.unwell_tables)
         if found.control_unreachable:
             print_line(f"control database: {found.control_unreachable}")
         horizon = found.vacuum_horizon
@@ -82,6 +84,14 @@ def _print_queue(queue: QueueStatus) -> None:
             f"worker: {one}, {takes}{one.jobs} of {one.concurrency} jobs, last beat "
             f"{span(one.silent_seconds)} ago{state}"
         )
+
+
+def _print_unwell(tables: tuple[UnwellTable, ...]) -> None:
+    """The tables of lakes that are not well, some of them by name."""
+    if tables:
+        some = [f"{one.table} ({', '.join(one.issues)})" for one in tables[:3]]
+        more = f" and {len(tables) - 3} more" if len(tables) > 3 else ""
+        print_line(f"tables not well: {', '.join(some)}{more}; see: tidegate table health")
 
 
 def _notes(status: SyncStatus) -> list[str]:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.cli.options import HERE, AsJson, DryRun, Profile, ProjectFolder, open_project
+from tidegate.cli.options import (
+    HERE,
+    AsJson,
+    DryRun,
+    FollowQueued,
+    Profile,
+    ProjectFolder,
+    open_project,
+)
 from tidegate.cli.output import print_json
 from tidegate.cli.translation import translated
 from tidegate.errors import UnknownTable, UsageError
@@ -167,9 +175,7 @@ def maintain(
     queue: Annotated[
         bool, typer.Option("--queue", help="Leave it to a worker instead of doing it here.")
     ] = False,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="With --queue: watch until it ends.")
-    ] = False,
+    follow: FollowQueued = False,
     project: ProjectFolder = HERE,
     profile: Profile = None,
     as_json: AsJson = False,

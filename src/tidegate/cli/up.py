@@ -16,11 +16,14 @@ def up(
     concurrency: Annotated[
         int | None, typer.Option(min=1, max=256, help="How many jobs each works side by side.")
     ] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="The service too, where serve.host and port say.")
+    ] = False,
     project: ProjectFolder = HERE,
     profile: Profile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the project's workers together, and stop them together.
+    """Run the project's workers together, with the service if wanted, and stop them together.
 
     One that dies is started again; one that dies five times in a row within seconds ends them all.
 
@@ -41,11 +44,15 @@ def up(
     if concurrency:
         command += ["--concurrency", str(concurrency)]
     members = [Supervised(f"worker {number}", command) for number in range(1, workers + 1)]
-    if lakes:
+    if serve:
+        members.append(Supervised("service", [*base, "serve", *common]))
+    elif lakes:
         # Workers come and go with their number; the tables of lakes need one who looks after them.
         members.append(Supervised("sweeper", [*base, "sweeper", *common]))
     say = _say_nothing if as_json else print_line
-    say(f"{opened.name}: {workers} worker process{'es' if workers > 1 else ''}; Ctrl-C ends")
+    beside = " and the service" if serve else ""
+    many = "es" if workers > 1 else ""
+    say(f"{opened.name}: {workers} worker process{many}{beside}; Ctrl-C ends")
     code = Supervisor(members, say=say).run()
     if as_json:
         print_json({"project": opened.name, "workers": workers, "exit_code": code})

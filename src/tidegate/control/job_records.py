@@ -112,6 +112,16 @@ class JobRecords:
         ).fetchone()
         return dict(row[0]) if row and row[0] else {}
 
+    def unfinished_plans(
+        self, connection: Connection, project: str, kind: str, name: str
+    ) -> list[dict[str, Any]]:
+        """What the jobs of this name that have not ended are at."""
+        rows = connection.execute(
+            self.plane.statement("jobs", "unfinished_plans"),
+            {"project": project, "kind": kind, "name": name},
+        )
+        return [dict(plan) for (plan,) in rows]
+
     def last_target(self, connection: Connection, project: str, kind: str, name: str) -> str | None:
         """Where the latest successful job of this name loaded into."""
         row = connection.execute(

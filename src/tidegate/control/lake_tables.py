@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,6 +11,7 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from tidegate.control.plane import ControlPlane
+from tidegate.model.orphan_estimate import OrphanEstimate
 from tidegate.model.relation import Endpoint, Relation
 from tidegate.model.table_facts import TableFacts
 from tidegate.postgres.connect import Connection
@@ -37,6 +38,7 @@ class CachedTable:
     read_at: datetime | None
     seen_at: datetime
     error: str | None
+    orphans: OrphanEstimate | None
     catalog: CachedCatalog
 
 
@@ -141,6 +143,21 @@ class LakeTables:
         )
         return written.rowcount == 1
 
+    def put_orphans(
+        self, connection: Connection, catalog: str, found: Mapping[Relation, OrphanEstimate]
+    ) -> None:
+        """Keep how many files dead attempts have probably left in tables of one catalog."""
+        connection.execute(
+            self.plane.statement("lake_tables", "put_orphans"),
+            {
+                "project": self.project,
+                "catalog": catalog,
+                "namespaces": [one.schema for one in found],
+                "names": [one.name for one in found],
+                "orphans": [Jsonb(one.document()) for one in found.values()],
+            },
+        )
+
     def mark(self, connection: Connection, target: Endpoint, error: str | None) -> None:
         """Note that a table is there, and why it could not be read."""
         connection.execute(
@@ -198,7 +215,7 @@ class LakeTables:
 
 
 def _table(row: Sequence[Any]) -> CachedTable:
-    catalog, namespace, name, location, facts, read_at, seen_at, error, *state = row
+    catalog, namespace, name, location, facts, read_at, seen_at, error, orphans, *state = row
     return CachedTable(
         target=Endpoint(catalog, Relation(namespace, name)),
         metadata_location=location,
@@ -206,6 +223,7 @@ def _table(row: Sequence[Any]) -> CachedTable:
         read_at=read_at,
         seen_at=seen_at,
         error=error,
+        orphans=_orphans(orphans),
         catalog=CachedCatalog(catalog, *state),
     )
 
@@ -218,3 +236,10 @@ def _facts(document: dict[str, Any] | None) -> TableFacts | None:
         return TableFacts.read(document)
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def _orphans(document: dict[str, Any] | None) -> OrphanEstimate | None:
+    if document is None:
+        return None
+    since = document.get("since")
+    return OrphanEstimate(**document | {"since": since and datetime.fromisoformat(since)})

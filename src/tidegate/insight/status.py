@@ -15,6 +15,7 @@ from tidegate.control.job_records import JobRecords, RecentJob
 from tidegate.errors import ConnectionFailed, TidegateError
 from tidegate.insight.control_session import has_jobs
 from tidegate.insight.queue import QueueStatus, read_queue
+from tidegate.insight.table_health import UnwellTable, find_unwell
 from tidegate.insight.vacuum_horizon import read_vacuum_horizon
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.cursor import CursorType
@@ -109,6 +110,8 @@ class ProjectStatus:
     vacuum_horizon: VacuumHorizon
     control_unreachable: str | None
     queue: QueueStatus = field(default_factory=QueueStatus)
+    unwell_tables: tuple[UnwellTable, ...] = ()
+    """those of lakes, as the table cache has them"""
 
     @property
     def is_well(self) -> bool:
@@ -120,6 +123,7 @@ def read_status(context: Context, syncs: Iterable[Sync]) -> ProjectStatus:
     with Sessions(context) as sessions:
         jobs: dict[str, RecentJob] | None = None
         horizon, queue, unreachable = VacuumHorizon(), QueueStatus(), None
+        unwell: tuple[UnwellTable, ...] = ()
         try:
             control = sessions.control()
             project = context.settings.project.name
@@ -133,10 +137,11 @@ def read_status(context: Context, syncs: Iterable[Sync]) -> ProjectStatus:
             )
             if control is not None and has_jobs(context.plane, control):
                 queue = read_queue(context.plane, control, project)
+                unwell = find_unwell(context, control)
         except (TidegateError, psycopg.Error) as error:
             unreachable = _words(error)
         found = tuple(_Look(sessions, sync, jobs).status() for sync in syncs)
-    return ProjectStatus(context.settings.project.name, found, horizon, unreachable, queue)
+    return ProjectStatus(context.settings.project.name, found, horizon, unreachable, queue, unwell)
 
 
 @dataclass(slots=True)

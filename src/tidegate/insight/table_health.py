@@ -8,14 +8,14 @@ from datetime import datetime
 
 from tidegate.control.jobs import Jobs
 from tidegate.control.maintenance import MaintenanceJobs
-from tidegate.insight.tables import TableView, cache, require_facts
+from tidegate.insight.tables import TableView, cache, lakes, list_tables, require_facts
 from tidegate.model.health import Health, assess
 from tidegate.model.maintenance import Action, Effect, Order
 from tidegate.model.policy import Policy
 from tidegate.model.recommendation import Recommendation, recommend
 from tidegate.model.relation import Endpoint
 from tidegate.pipeline.context import Context
-from tidegate.pipeline.table_care import estimate_orphans, foretell_cheaply
+from tidegate.pipeline.table_care import foretell_cheaply
 from tidegate.postgres.connect import Connection
 
 
@@ -30,6 +30,15 @@ class TableHealth:
     def word(self) -> str:
         """good, warning, critical or unknown."""
         return "unknown" if self.health is None else self.health.status
+
+
+@dataclass(frozen=True, slots=True)
+class UnwellTable:
+    """A table that is not well, in a few words."""
+
+    table: str
+    state: str
+    issues: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +66,30 @@ def table_health(context: Context, control: Connection, table: TableView) -> Tab
     """Judge what is known of a table; `table_status` makes that live."""
     if table.facts is None:
         return TableHealth(table, None)
-    return TableHealth(table, _assess(context, control, table, cache(context).clock(control)))
+    return TableHealth(table, _assess(context, table, cache(context).clock(control)))
 
 
 def list_health(
     context: Context, control: Connection, tables: tuple[TableView, ...]
 ) -> tuple[TableHealth, ...]:
     """The health of many tables, from what is known of each."""
-    return tuple(table_health(context, control, one) for one in tables)
+    now = cache(context).clock(control)
+    return tuple(
+        TableHealth(one, None if one.facts is None else _assess(context, one, now))
+        for one in tables
+    )
+
+
+def find_unwell(context: Context, control: Connection) -> tuple[UnwellTable, ...]:
+    """The tables that the cache knows to be not well; nothing is asked where there is no lake."""
+    if not lakes(context):
+        return ()
+    found = list_health(context, control, list_tables(context, control).tables)
+    return tuple(
+        UnwellTable(str(one.table.target), one.word, tuple(i.name for i in one.health.issues))
+        for one in found
+        if one.health is not None and not one.health.is_good
+    )
 
 
 def table_recommendation(
@@ -75,7 +100,7 @@ def table_recommendation(
     DestinationError when the table was never read.
     """
     facts, now = require_facts(table), cache(context).clock(control)
-    health = _assess(context, control, table, now)
+    health = _assess(context, table, now)
     policy = policy_of(context, table.target)
     resource = context.destination(table.target).identify()
     holder = Jobs(context.plane).holder(control, resource)
@@ -99,10 +124,10 @@ def table_recommendation(
     )
 
 
-def _assess(context: Context, control: Connection, table: TableView, now: datetime) -> Health:
+def _assess(context: Context, table: TableView, now: datetime) -> Health:
     return assess(
         require_facts(table),
         policy_of(context, table.target).thresholds,
         now=now,
-        orphan_estimate=estimate_orphans(context, control, table.target),
+        orphan_estimate=table.orphans,
     )

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from tidegate.control.lake_tables import CachedCatalog, CachedTable, LakeTables
 from tidegate.errors import DestinationError, UnknownTable, UsageError
 from tidegate.lake.table_facts import read_facts
+from tidegate.model.orphan_estimate import OrphanEstimate
 from tidegate.model.pattern import split_parts
 from tidegate.model.relation import Endpoint, Relation
 from tidegate.model.table_facts import TableFacts
@@ -33,6 +34,8 @@ class TableView:
     stale_since: datetime | None = None
     """the moment up to which this is known to be right, where that is long ago"""
     stale_reason: str | None = None
+    orphans: OrphanEstimate | None = None
+    """what dead attempts have probably left, as of the last refresh"""
 
     @property
     def is_stale(self) -> bool:
@@ -149,7 +152,7 @@ def table_status(
             f"there is no table {target} any more", "see those that are: tidegate table list"
         )
     tables.put(control, target, facts, read_at)
-    return TableView(target, facts, read_at, live=True)
+    return TableView(target, facts, read_at, live=True, orphans=table.orphans)
 
 
 def cached_view(context: Context, table: CachedTable) -> TableView:
@@ -164,7 +167,7 @@ def cached_view(context: Context, table: CachedTable) -> TableView:
         # Its metadata was the same when the catalog was last looked at.
         as_of = max(as_of, table.catalog.refreshed_at)
         since = None if since is None else max(since, as_of)
-    return TableView(table.target, table.facts, as_of, False, since, reason)
+    return TableView(table.target, table.facts, as_of, False, since, reason, table.orphans)
 
 
 def require_facts(table: TableView) -> TableFacts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from tidegate.errors import BusyError, DestinationError
+from tidegate.errors import BusyError, DestinationError, TidegateError
 from tidegate.lake.catalog import Catalog
 from tidegate.lake.metadata import open_table
 from tidegate.model.relation import Relation
@@ -34,11 +34,15 @@ def read_consistently(catalog: Catalog, relation: Relation, read: Callable[[Tabl
                     "back to a snapshot that is whole",
                 ) from error
             seen = table.metadata_location
-        except (OSError, ValueError) as error:
+        except TidegateError:
+            raise
+        except Exception as error:
+            # Each storage has errors of its own, and so has a file that is not what it should be.
             raise DestinationError(
                 f"the metadata of {catalog.name}:{relation} cannot be read: {type(error).__name__}",
-                f"see that the files below {table.metadata.location} can be reached from here",
-            ) from None
+                f"see that the files below {table.metadata.location} can be reached from here, and "
+                "are whole",
+            ) from error
     raise BusyError(
         f"{catalog.name}:{relation} is being changed faster than it can be read", "try again"
     )

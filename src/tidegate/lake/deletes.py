@@ -25,9 +25,8 @@ class _Group:
     """The position delete files of one partition."""
 
     packer: Packer
-    unnamed_bytes: int = 0
-    """of those that are for several data files"""
     newest_unnamed: int | None = None
+    """the sequence of those that are for several data files"""
     named: set[str] = field(default_factory=set)
 
 
@@ -76,7 +75,6 @@ class Deletes:
         if entry.data_file is not None:
             group.named.add(entry.data_file)
             return
-        group.unnamed_bytes += entry.bytes
         group.newest_unnamed = max(entry.sequence, group.newest_unnamed or 0)
 
     @property
@@ -139,7 +137,8 @@ class Deletes:
             group.newest_unnamed is not None and least is not None and least <= group.newest_unnamed
         )
         if self._by_file:
-            return live + (self._sizes.output_files(group.unnamed_bytes) if unnamed else 0)
+            # One that names no file is for two at least; for which and how many, it does not tell.
+            return max(live, 2 if unnamed else 0)
         weight = sum(one.bytes for one in group.packer.groups(1))
         return self._sizes.output_files(weight) if live or unnamed else 0
 

@@ -33,12 +33,17 @@ def find_orphan_files(catalog: Catalog, relation: Relation, older_than: datetime
     )
 
 
-def rewrite_data_files(catalog: Catalog, relation: Relation, options: RewriteDataFiles) -> str:
+def rewrite_data_files(
+    catalog: Catalog, relation: Relation, options: RewriteDataFiles, *, dangling: bool = False
+) -> str:
+    """With `dangling`, delete files that have nothing left to delete go as well."""
     given = {"min-input-files": str(options.min_input_files)}
     if options.target_file_bytes is not None:
         given["target-file-size-bytes"] = str(options.target_file_bytes)
     if options.partial_progress:
         given["partial-progress.enabled"] = "true"
+    if dangling:
+        given["remove-dangling-deletes"] = "true"
     strategy = "sort" if options.sort else "binpack"
     return _call(
         catalog,
@@ -50,14 +55,17 @@ def rewrite_data_files(catalog: Catalog, relation: Relation, options: RewriteDat
 
 
 def rewrite_position_delete_files(
-    catalog: Catalog, relation: Relation, options: RewritePositionDeleteFiles
+    catalog: Catalog,
+    relation: Relation,
+    options: RewritePositionDeleteFiles,
+    *,
+    everything: bool = False,
 ) -> str:
-    return _call(
-        catalog,
-        relation,
-        "rewrite_position_delete_files",
-        options=_map({"min-input-files": str(options.min_input_files)}),
-    )
+    """With `everything`, single files and large ones too: what they delete in vain is left out."""
+    given = {"min-input-files": str(options.min_input_files)}
+    if everything:
+        given["rewrite-all"] = "true"
+    return _call(catalog, relation, "rewrite_position_delete_files", options=_map(given))
 
 
 def rewrite_manifests(catalog: Catalog, relation: Relation) -> str:

@@ -179,8 +179,9 @@ def _deletes(facts: TableFacts, limits: Thresholds) -> Iterator[Issue]:
             "dangling_deletes",
             facts.dangling_delete_files,
             limits.dangling_delete_files,
-            f"{counted(facts.dangling_delete_files, 'delete file')} of "
-            f"{positions.files + equalities.files:,} delete nothing any more; "
+            f"{facts.dangling_delete_files:,} of "
+            f"{counted(positions.files + equalities.files, 'delete file')} delete nothing any "
+            "more; "
             f"{limits.dangling_delete_files:,} is the limit",
             Action.REWRITE_POSITION_DELETE_FILES,
             times=_CRITICAL_DANGLING,

@@ -204,11 +204,12 @@ def _expirable(wanted: Advice, facts: TableFacts, policy: Policy, now: datetime)
     options = policy.options[Action.EXPIRE_SNAPSHOTS]
     assert isinstance(options, ExpireSnapshots)
     kept = (options.retain_last - 1) * facts.branches
+    if not facts.loose_snapshots:
+        return replace(wanted, skip="every snapshot is the head of a branch or has a tag")
     if facts.loose_snapshots <= kept:
         last = counted(options.retain_last, "snapshot")
-        return replace(
-            wanted, skip=f"the last {last} of each branch is kept, and no more are there"
-        )
+        skip = f"the last {last} of each branch are kept, and no more are there"
+        return replace(wanted, skip=skip)
     if not _older(facts, policy, now):
         at = facts.oldest_loose_at
         return replace(

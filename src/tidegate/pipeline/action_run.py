@@ -10,8 +10,7 @@ from tidegate.errors import DestinationError, StaleAttempt, TidegateError
 from tidegate.lake.conflicts import is_passing
 from tidegate.log import log
 from tidegate.model.maintenance import Action, ActionOptions, Effect
-from tidegate.pipeline.action_effects import measure
-from tidegate.pipeline.action_work import Result, Work
+from tidegate.pipeline.action_work import Result, Step, Work
 from tidegate.pipeline.actions import ACTIONS
 from tidegate.spark.outcome import spark_reason
 
@@ -29,50 +28,46 @@ class ActionRun:
     def run(self) -> dict[str, Any]:
         """What is kept of it, whether it went well or not; raises when the attempt was replaced."""
         began = time.monotonic()
-        detail: dict[str, Any] = {"status": "failed", "predicted": None, "actual": None}
+        detail: dict[str, Any] = {
+            "status": "failed",
+            "predicted": None,
+            "actual": None,
+            "error": None,
+        }
         try:
-            detail |= self._run()
+            self._run(detail)
         except Exception as error:
             self._check_held(error)
             reason = _words(error)
-            table, action = str(self.work.destination.relation), self.action.value
+            table, action = str(self.work.relation), self.action.value
             log.warning("action_failed", table=table, action=action, error=reason)
             detail["error"] = reason
         return detail | {"seconds": round(time.monotonic() - began, 3)}
 
-    def _run(self) -> dict[str, Any]:
-        of, before = measure(self.work.destination, self.action)
-        result = self._retried()
-        _, after = measure(self.work.destination, self.action)
-        return {
-            "status": "done",
-            "actual": asdict(Effect(of, before, after)),
-            "files_before": before.files,
-            "bytes_before": before.bytes,
-            "files_after": after.files,
-            "bytes_after": after.bytes,
-            "told": dict(result.told),
-            "notes": list(result.notes),
-            "error": None,
-        }
-
-    def _retried(self) -> Result:
-        """Do it again, in a session of its own, when somebody else has committed first.
+    def _run(self, detail: dict[str, Any]) -> None:
+        """Do it, again in a session of its own when somebody else has committed first.
 
         Or when the catalog was lost: no action does harm if it is done twice.
         """
+        reason = ""
         for _ in range(_TRIES):
+            step = ACTIONS[self.action](self.work, self.options)
+            if detail["predicted"] is None:
+                detail |= _foretold(step.predicted)
             try:
-                return ACTIONS[self.action](self.work, self.options)
+                result = step.do()
             except Exception as error:
                 self._check_held(error)
                 if not is_passing(error):
                     raise
                 reason = spark_reason(error)
                 log.info("action_conflicts", action=self.action.value, reason=reason)
+            else:
+                detail |= _told(step, result)
+                return
         raise DestinationError(
-            f"{self.work.destination.relation} was changed by others, or its catalog lost, each of "
-            f"{_TRIES} times that it was worked on: {reason}",
+            f"{self.work.relation} was changed by others, or its catalog lost, each of {_TRIES} "
+            f"times that it was worked on: {reason}",
             "run it again when less is written to the table",
         )
 
@@ -83,6 +78,27 @@ class ActionRun:
         attempt = self.work.attempt
         attempt.check_alive()
         self.work.destination.holding.check_fence(attempt.fence)
+
+
+def _foretold(predicted: Effect) -> dict[str, Any]:
+    before = predicted.before
+    return {
+        "predicted": asdict(predicted),
+        "files_before": before.files,
+        "bytes_before": before.bytes,
+    }
+
+
+def _told(step: Step, result: Result) -> dict[str, Any]:
+    actual = step.actual(result)
+    return {
+        "status": "done" if result.skipped is None else "skipped",
+        "actual": asdict(actual),
+        "files_after": actual.after.files,
+        "bytes_after": actual.after.bytes,
+        "told": dict(result.told),
+        "notes": [*result.notes, *([] if result.skipped is None else [result.skipped])],
+    }
 
 
 def _words(error: Exception) -> str:

@@ -3,72 +3,96 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
+from tidegate.control.job_records import JobRecords
 from tidegate.destinations.lake import LakeDestination
-from tidegate.lake.metadata import read_metadata
+from tidegate.errors import DestinationError
+from tidegate.lake.metadata import lake_table, read_metadata
+from tidegate.lake.predicting_expiry import expired_snapshots
 from tidegate.ledger.intents import Intents
+from tidegate.model.job import SYNC
+from tidegate.model.maintenance import ExpireSnapshots
 from tidegate.model.rules import Mode
 from tidegate.model.sync import Sync
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declarations import read_declarations
 
+if TYPE_CHECKING:
+    from pyiceberg.table.metadata import TableMetadata
+
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """What is needed, by the snapshot; `older_than` is where forgetting may start."""
+    """What may be forgotten, where it is less than was asked for, and who needs the rest."""
 
-    by: Mapping[int, str]
+    options: ExpireSnapshots
     older_than: datetime
-    lowered: bool = False
-    """whether it was to be later, had nobody needed anything"""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Who holds up the forgetting, for whoever wonders."""
-        if not self.lowered:
-            return ()
-        names = ", ".join(sorted(set(self.by.values())))
-        return (
-            f"snapshots from {self.older_than:%Y-%m-%d %H:%M:%S} on were kept for {names}, "
-            "which still needs them",
-        )
+    notes: tuple[str, ...] = ()
 
 
-def find_needed(context: Context, destination: LakeDestination, older_than: datetime) -> Needed:
-    """The snapshots that syncs and unsettled loads still need, and all that came after them."""
-    wanted = dict(_needs(context, destination))
+def bound_expiry(
+    context: Context, destination: LakeDestination, options: ExpireSnapshots, now: datetime
+) -> Needed:
+    """Forget none of what syncs and unsettled loads still need, nor what came after it.
+
+    DestinationError where a branch of the table wants that forgotten whatever is said here.
+    """
+    wanted = now - timedelta(seconds=options.older_than_seconds)
     metadata = read_metadata(destination.catalog, destination.relation)
-    table = destination.read()
-    if metadata is None or table is None:
-        return Needed({}, older_than)
+    if metadata is None:
+        return Needed(options, wanted)
     at = {one.snapshot_id: one.timestamp_ms for one in metadata.snapshots}
-    needed = {one: who for one, who in wanted.items() if one in at}
+    by = {one: who for one, who in _needs(context, destination) if one in at}
+    kept = _with_later(destination, metadata, by)
+    if not kept:
+        return Needed(options, wanted)
     # Clocks differ: what came after a snapshot may say that it is older.
-    kept = {
-        later
-        for one in needed
-        for later in (one, *(after.snapshot_id for after in table.since(one) or ()))
-        if later in at
-    }
-    oldest = min((at[one] for one in kept), default=None)
-    limit = older_than if oldest is None else datetime.fromtimestamp(oldest / 1000, UTC)
-    return Needed(needed, min(limit, older_than), lowered=limit < older_than)
+    oldest = datetime.fromtimestamp(min(at[one] for one in kept) / 1000, UTC)
+    limit = min(wanted, oldest)
+    bounded = replace(options, older_than_seconds=(now - limit).total_seconds())
+    names = ", ".join(sorted(set(by.values())))
+    if kept & expired_snapshots(metadata, bounded, now, ()):
+        raise DestinationError(
+            f"snapshots of {destination.relation} would be forgotten that {names} still needs: a "
+            "branch of the table says itself how long they are kept",
+            "run that first, or take the rule from the branch: ALTER TABLE … REPLACE BRANCH main",
+        )
+    if not kept & expired_snapshots(metadata, options, now, ()):
+        return Needed(bounded, limit)
+    since = f"{limit:%Y-%m-%d %H:%M:%S}"
+    return Needed(bounded, limit, (f"snapshots from {since} on are kept: {names} needs them",))
+
+
+def _with_later(
+    destination: LakeDestination, metadata: TableMetadata, needed: Mapping[int, str]
+) -> frozenset[int]:
+    table = lake_table(destination.relation, metadata)
+    later = {after.snapshot_id for one in needed for after in table.since(one) or ()}
+    return frozenset({*needed, *later})
 
 
 def _needs(context: Context, destination: LakeDestination) -> Iterator[tuple[int, str]]:
     with destination.open() as connection:
         for intent in Intents(destination.ledger).of_table(connection, str(destination.relation)):
-            if intent.abandoned:
-                continue
             for snapshot in (intent.base, intent.snapshot):
-                if snapshot is not None:
+                if snapshot is not None and not intent.abandoned:
                     yield snapshot, f"load {intent.update_id}"
     for sync in _readers(context, destination):
-        value = context.destination(sync.target).watermark(sync.pipeline).value
-        if value is not None and value.isdigit():
-            yield int(value), f"sync {sync.name}"
+        stands = context.destination(sync.target).watermark(sync.pipeline).value
+        # Where it stands, and what a load of it that is under way goes up to.
+        for value in (stands, *_planned(context, sync)):
+            if value is not None and value.isdigit():
+                yield int(value), f"sync {sync.name}"
+
+
+def _planned(context: Context, sync: Sync) -> Iterator[str | None]:
+    with context.plane.connect() as control:
+        records = JobRecords(context.plane)
+        for plan in records.unfinished_plans(control, sync.project, SYNC, sync.name):
+            yield plan.get("batch", {}).get("high")
 
 
 def _readers(context: Context, destination: LakeDestination) -> Iterator[Sync]:

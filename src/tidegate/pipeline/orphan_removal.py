@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from tidegate.control.orphan_files import GoneFile, OrphanFiles
 from tidegate.errors import DestinationError, StaleAttempt
 from tidegate.failpoints import reach
 from tidegate.lake import procedures
+from tidegate.lake.consistent import read_consistently
 from tidegate.lake.known_files import known_files
 from tidegate.lake.metadata import file_io, open_table
 from tidegate.lake.plain_files import PlainFiles, plain_path
 from tidegate.ledger.staged_folders import StagedFolders
-from tidegate.model.maintenance import RemoveOrphanFiles
-from tidegate.pipeline.action_work import Result, Work
+from tidegate.model.maintenance import Action, ActionOptions, Amount, Effect, RemoveOrphanFiles
+from tidegate.pipeline.action_work import Result, Step, Work
 
-_MARGIN_SECONDS = 300.0
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+MARGIN_SECONDS = 300.0
 _NOTED = 5_000
 _DELETED = 500
 _KNOWN = "the table knows it"
@@ -34,32 +39,23 @@ class OrphanRemoval:
 
     work: Work
     orphans: OrphanFiles
-    options: RemoveOrphanFiles
+    before: datetime
+    """younger files may belong to somebody who is at work"""
 
     def run(self) -> Result:
-        before = self._listed()
-        if before is None:
-            before = self._list()
+        if _listed(self.work) is None:
+            self._list()
         reach("orphans.listed")
         self._keep_staged()
-        self._delete(before)
+        self._delete()
         reach("orphans.deleted")
-        return self._result(before)
+        return self._result()
 
-    def _listed(self) -> datetime | None:
-        """What the files of a complete list were older than."""
-        plan = self.work.attempt.stored_plan
-        found = None if plan is None else plan.get("orphans_before")
-        return None if found is None else datetime.fromisoformat(found)
-
-    def _list(self) -> datetime:
-        work, destination = self.work, self.work.destination
-        before = self.orphans.limit(
-            self.options.older_than_seconds + _MARGIN_SECONDS, _MARGIN_SECONDS
-        )
-        statement = procedures.find_orphan_files(destination.catalog, destination.relation, before)
+    def _list(self) -> None:
+        work, before = self.work, self.before
+        statement = procedures.find_orphan_files(work.catalog, work.relation, before)
         fence = work.attempt.fence
-        with work.engine.session(destination.catalog, fence.attempt_id) as session:
+        with work.engine.session(work.catalog, fence.attempt_id) as session:
             rows = session.run(statement)
             paths = (plain_path(str(row["orphan_file_location"])) for row in rows)
             for some in _batches(paths, _NOTED):
@@ -67,7 +63,6 @@ class OrphanRemoval:
                 if not self.orphans.note(fence.attempt_id, some):
                     raise StaleAttempt(f"the attempt {fence.attempt_id} was replaced by another")
         work.attempt.store_plan({"orphans_before": before.isoformat()})
-        return before
 
     def _keep_staged(self) -> None:
         """Attempts of ours say where they stage; only the dead have left theirs behind."""
@@ -82,42 +77,39 @@ class OrphanRemoval:
                 below = f"{plain_path(one.location).rstrip('/')}/data/{one.folder}/"
                 self.orphans.keep_below(below, _STAGED)
 
-    def _delete(self, before: datetime) -> None:
-        work, destination = self.work, self.work.destination
+    def _delete(self) -> None:
+        work = self.work
         after, checked = "", None
         while some := self.orphans.next(after, _DELETED):
             work.attempt.check_alive()
-            table = open_table(destination.catalog, destination.relation)
+            table = open_table(work.catalog, work.relation)
             if table is None:
-                raise DestinationError(f"{destination.relation} was dropped meanwhile")
+                raise DestinationError(f"{work.relation} was dropped meanwhile")
             if table.metadata_location != checked:
                 # Somebody has committed since the list was made, or the last batch deleted.
-                self._keep_known(known_files(table))
-                checked = table.metadata_location
+                checked = read_consistently(work.catalog, work.relation, self._keep_known)
                 continue
-            destination.holding.check_fence(work.attempt.fence)
-            location = table.metadata.location
-            self._delete_some(
-                PlainFiles(file_io(destination.catalog, location), location),
-                plain_path(location),
-                some,
-                before,
-            )
+            work.destination.holding.check_fence(work.attempt.fence)
+            self._delete_some(table.metadata.location, some)
             after = some[-1]
 
-    def _keep_known(self, paths: Iterable[str]) -> None:
-        for some in _batches(paths, _NOTED):
+    def _keep_known(self, table: Table) -> str:
+        """Whatever the table knows stays; tells the metadata by which it was known."""
+        for some in _batches(known_files(table), _NOTED):
             self.work.attempt.check_alive()
             self.orphans.keep([plain_path(one) for one in some], _KNOWN)
+        return table.metadata_location
 
-    def _delete_some(self, files: PlainFiles, root: str, some: list[str], before: datetime) -> None:
-        inside = [one for one in some if one.startswith(f"{root.rstrip('/')}/")]
+    def _delete_some(self, location: str, some: list[str]) -> None:
+        files = PlainFiles(file_io(self.work.catalog, location), location)
+        root = f"{plain_path(location).rstrip('/')}/"
+        inside = [one for one in some if one.startswith(root)]
         self.orphans.keep(set(some).difference(inside), _ELSEWHERE)
         there = {one.path: one for one in files.look(inside)}
         young = {
             path
             for path, one in there.items()
-            if one.modified_at is not None and one.modified_at >= before
+            if one.modified_at is not None and one.modified_at >= self.before
         }
         self.orphans.keep(young, _YOUNG)
         wanted = [path for path in there if path not in young]
@@ -133,7 +125,7 @@ class OrphanRemoval:
         ]
         self.orphans.mark_deleted(gone)
 
-    def _result(self, before: datetime) -> Result:
+    def _result(self) -> Result:
         counts, reasons = self.orphans.counts(), self.orphans.reasons()
         stuck = {why: count for why, count in reasons.items() if why.startswith(_STUCK)}
         if stuck:
@@ -144,7 +136,7 @@ class OrphanRemoval:
             )
         notes = [f"{count} files stay: {why}" for why, count in reasons.items()]
         told = {
-            "older_than": before.isoformat(),
+            "older_than": self.before.isoformat(),
             "found": counts.found,
             "deleted": counts.deleted,
             "deleted_bytes": counts.deleted_bytes,
@@ -158,8 +150,34 @@ def _batches(paths: Iterable[str], size: int) -> Iterator[list[str]]:
         yield some
 
 
-def remove_orphans(work: Work, options: RemoveOrphanFiles) -> Result:
-    """Delete what is left over; a list from an attempt before this one is gone on with."""
+def remove_orphan_files(work: Work, options: ActionOptions) -> Step:
+    """A list from an attempt before this one is gone on with."""
+    assert isinstance(options, RemoveOrphanFiles)
+    job_id = work.attempt.claim.job_id
     with work.context.plane.connect() as control:
-        orphans = OrphanFiles(work.context.plane, control, work.attempt.claim.job_id)
-        return OrphanRemoval(work, orphans, options).run()
+        orphans = OrphanFiles(work.context.plane, control, job_id)
+        before = _listed(work) or orphans.limit(
+            options.older_than_seconds + MARGIN_SECONDS, MARGIN_SECONDS
+        )
+        counted = orphans.counts()
+    predicted = work.predict(Action.REMOVE_ORPHAN_FILES, options, orphans_before=before)
+
+    def do() -> Result:
+        with work.context.plane.connect() as control:
+            orphans = OrphanFiles(work.context.plane, control, job_id)
+            return OrphanRemoval(work, orphans, before).run()
+
+    def actual(result: Result) -> Effect:
+        was = predicted.before
+        files = was.files - (result.told["deleted"] - counted.deleted)
+        size = was.bytes - (result.told["deleted_bytes"] - counted.deleted_bytes)
+        return replace(predicted, after=Amount(files, size))
+
+    return Step(predicted, do, actual)
+
+
+def _listed(work: Work) -> datetime | None:
+    """What the files of a complete list are older than, where an earlier attempt has made one."""
+    plan = work.attempt.stored_plan
+    found = None if plan is None else plan.get("orphans_before")
+    return None if found is None else datetime.fromisoformat(found)

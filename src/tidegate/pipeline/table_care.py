@@ -1,32 +1,33 @@
-"""What health and maintenance of a lake's table are judged by, beyond its own metadata."""
+"""What maintenance would do to a table as it is now, by the same limits as when it is done."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime
 
+from tidegate.destinations.lake import LakeDestination
+from tidegate.errors import DestinationError
 from tidegate.lake.predicting import predict
-from tidegate.model.health import OrphanEstimate
-from tidegate.model.maintenance import Action, Effect, Order
+from tidegate.model.maintenance import (
+    Action,
+    ActionOptions,
+    Effect,
+    ExpireSnapshots,
+    Order,
+    RemoveOrphanFiles,
+)
 from tidegate.model.relation import Endpoint
 from tidegate.pipeline.context import Context
-from tidegate.postgres.connect import Connection
-
-
-def estimate_orphans(
-    context: Context, control: Connection, target: Endpoint
-) -> OrphanEstimate | None:
-    """What attempts that died have probably left; None where nothing tells."""
-    return None
+from tidegate.pipeline.needed_snapshots import bound_expiry
+from tidegate.pipeline.orphan_removal import MARGIN_SECONDS
+from tidegate.postgres.databases import CONTROL
 
 
 def foretell(
     context: Context, target: Endpoint, order: Order, *, now: datetime
 ) -> dict[Action, Effect]:
-    """What each action would do to the table as it is now; no Spark is started."""
-    catalog = context.catalog(target.connection)
+    """What each action would do to the table as it is; no Spark is started."""
     return {
-        action: predict(catalog, target.relation, action, options, now=now)
+        action: foretell_action(context, target, action, options, now=now)
         for action, options in order.steps
     }
 
@@ -34,10 +35,37 @@ def foretell(
 def foretell_cheaply(
     context: Context, target: Endpoint, order: Order, *, now: datetime
 ) -> dict[Action, Effect]:
-    """The same for what can be told from metadata alone: orphans need a list of all files."""
-    return foretell(context, target, _without(order, (Action.REMOVE_ORPHAN_FILES,)), now=now)
+    """The same without what needs a list of all files."""
+    steps = (step for step in order.steps if step[0] is not Action.REMOVE_ORPHAN_FILES)
+    return foretell(context, target, Order(tuple(steps)), now=now)
 
 
-def _without(order: Order, actions: Iterable[Action]) -> Order:
-    left_out = frozenset(actions)
-    return Order(tuple(step for step in order.steps if step[0] not in left_out))
+def foretell_action(
+    context: Context, target: Endpoint, action: Action, options: ActionOptions, *, now: datetime
+) -> Effect:
+    """What one action would do; what others still need stays, as it does when it is done."""
+    before = None
+    if isinstance(options, ExpireSnapshots):
+        options = _without_needed(context, target, options, now)
+    if isinstance(options, RemoveOrphanFiles):
+        before = _orphans_before(context, options)
+    catalog = context.catalog(target.connection)
+    return predict(catalog, target.relation, action, options, now=now, orphans_before=before)
+
+
+def _without_needed(
+    context: Context, target: Endpoint, options: ExpireSnapshots, now: datetime
+) -> ExpireSnapshots:
+    destination = context.destination(target)
+    if not isinstance(destination, LakeDestination):
+        raise DestinationError(f"{target} is no table of a lake", "name one that is")
+    return bound_expiry(context, destination, options, now).options
+
+
+def _orphans_before(context: Context, options: RemoveOrphanFiles) -> datetime | None:
+    with context.databases.lease(CONTROL) as control:
+        row = control.execute(
+            context.plane.statement("orphan_files", "orphans_before"),
+            {"age": options.older_than_seconds + MARGIN_SECONDS, "margin": MARGIN_SECONDS},
+        ).fetchone()
+    return None if row is None else row[0]

@@ -9,14 +9,14 @@ from uuid import UUID
 from tidegate.control.job_records import JobAction, JobRecords
 from tidegate.control.workers import user_name
 from tidegate.errors import TidegateError, UsageError
-from tidegate.model.job import MAINTENANCE, JobRequest
 from tidegate.model.maintenance import Order
 from tidegate.model.relation import Endpoint
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.maintenance import Maintenance
 from tidegate.pipeline.maintenance_engine import engine_of
-from tidegate.runtime.claiming import Claimed, claim_table, open_heartbeat, table_resource
+from tidegate.runtime.claiming import Claimed, claim_table, open_heartbeat
 from tidegate.runtime.heartbeat import Heartbeat
+from tidegate.runtime.maintaining import maintenance_request
 from tidegate.runtime.working import ClaimedWork
 
 
@@ -42,20 +42,6 @@ def read_order(name: str, payload: dict[str, Any]) -> Order:
     if not order.steps:
         raise UsageError(f"the job {name} is malformed: it names no action", "name one at least")
     return order
-
-
-def maintenance_request(
-    context: Context, target: Endpoint, order: Order, *, actor: str
-) -> JobRequest:
-    """The job that does it, with the table locked from the moment it is submitted."""
-    return JobRequest(
-        project=context.settings.project.name,
-        kind=MAINTENANCE,
-        name=str(target),
-        resource=table_resource(context, target),
-        payload={"target": str(target), "order": order.document(), "requested_by": actor},
-        max_attempts=context.settings.worker.max_attempts,
-    )
 
 
 def work_maintenance(context: Context, claimed: Claimed) -> bool:

@@ -15,7 +15,6 @@ from tidegate.model.policy import Policy
 from tidegate.model.recommendation import recommend
 from tidegate.model.relation import Endpoint
 from tidegate.pipeline.context import Context
-from tidegate.pipeline.table_care import estimate_orphans
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.maintaining import submit_maintenance, table_holder
 
@@ -98,8 +97,7 @@ class PolicyKeeper:
         if cached.facts is None or cached.error is not None or cached.catalog.error is not None:
             return None
         now, target = self._tables.clock(control), cached.target
-        orphans = estimate_orphans(self._context, control, target)
-        health = assess(cached.facts, policy.thresholds, now=now, orphan_estimate=orphans)
+        health = assess(cached.facts, policy.thresholds, now=now, orphan_estimate=cached.orphans)
         holder = table_holder(self._context, control, target)
         return recommend(
             cached.facts,

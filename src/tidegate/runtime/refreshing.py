@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import psycopg
 
-from tidegate.control.lake_tables import CachedCatalog, LakeTables
+from tidegate.control.lake_tables import CachedCatalog, CachedTable, LakeTables
 from tidegate.errors import TidegateError
 from tidegate.lake.metadata import list_locations
 from tidegate.lake.table_facts import read_facts
 from tidegate.log import log
 from tidegate.model.relation import Endpoint
 from tidegate.pipeline.context import Context
+from tidegate.pipeline.orphan_estimate import estimate_orphans
 from tidegate.postgres.connect import Connection
 
 _ABANDONED_SECONDS = 600.0
@@ -91,11 +92,12 @@ class Refresher:
             else:
                 done += self._read(control, Endpoint(lake, relation))
         self._tables.note_refreshed(control, lake, listed_at)
+        _estimate(self._context, control, lake, self._tables.page(control, [lake]))
         return done
 
     def _read(self, control: Connection, target: Endpoint) -> Refreshed:
         try:
-            there = refresh_table(self._context, control, target)
+            there = _read_table(self._context, control, target)
         except Exception as error:
             if control.closed:
                 raise
@@ -109,6 +111,14 @@ class Refresher:
 def refresh_table(context: Context, control: Connection, target: Endpoint) -> bool:
     """Read one table anew; False when it is gone, and forgotten."""
     tables = LakeTables(context.plane, context.settings.project.name)
+    there = _read_table(context, control, target)
+    cached = tables.get(control, target)
+    _estimate(context, control, target.connection, [] if cached is None else [cached])
+    return there
+
+
+def _read_table(context: Context, control: Connection, target: Endpoint) -> bool:
+    tables = LakeTables(context.plane, context.settings.project.name)
     read_at = tables.clock(control)
     facts = read_facts(context.catalog(target.connection), target.relation)
     if facts is None:
@@ -116,6 +126,24 @@ def refresh_table(context: Context, control: Connection, target: Endpoint) -> bo
         return False
     tables.put(control, target, facts, read_at)
     return True
+
+
+def _estimate(
+    context: Context, control: Connection, lake: str, tables: Sequence[CachedTable]
+) -> None:
+    """What dead attempts have probably left in these tables; without it the cache is good, too."""
+    facts = {one.target: one.facts for one in tables if one.facts is not None}
+    if not facts:
+        return
+    try:
+        found = estimate_orphans(context, control, facts)
+    except (psycopg.Error, TidegateError) as error:
+        if control.closed:
+            raise
+        log.warning("orphans_not_estimated", catalog=lake, error=_reason(error))
+        return
+    cache = LakeTables(context.plane, context.settings.project.name)
+    cache.put_orphans(control, lake, {one.relation: found[one] for one in found})
 
 
 def note_written(context: Context, control: Connection, target: Endpoint, *, anew: bool) -> None:

@@ -12,13 +12,14 @@ ORDER BY started_at, fence
 WITH removed AS (
     SELECT j.resource, max(a.finished_at) AS at
     FROM {schema}.jobs j JOIN {schema}.job_actions a USING (job_id)
-    WHERE j.kind = 'maintenance' AND j.resource = ANY(%(resources)s)
+    WHERE j.kind = 'maintenance' AND j.resource IS NOT NULL AND j.resource = ANY(%(resources)s)
       AND a.action = 'remove_orphan_files' AND a.detail ->> 'status' = 'done'
     GROUP BY j.resource
 ), died AS (
     SELECT j.resource, t.finished_at
     FROM {schema}.job_attempts t JOIN {schema}.jobs j USING (job_id)
-    WHERE t.outcome IN ('lost', 'error', 'failed') AND j.resource = ANY(%(resources)s)
+    WHERE t.outcome IN ('lost', 'error', 'failed')
+      AND j.resource IS NOT NULL AND j.resource = ANY(%(resources)s)
 )
 SELECT r.resource, removed.at,
        count(died.finished_at) FILTER (WHERE removed.at IS NULL OR died.finished_at > removed.at)

@@ -314,6 +314,11 @@ WHERE project = %(project)s AND kind = %(kind)s AND name = %(name)s AND status =
 ORDER BY submitted_at DESC
 LIMIT 1
 
+-- name: unfinished_plans
+-- What the unfinished jobs of a name are at.
+SELECT j.plan FROM {schema}.jobs j JOIN {schema}.job_queue q USING (job_id)
+WHERE j.project = %(project)s AND j.name = %(name)s AND j.kind = %(kind)s AND j.plan IS NOT NULL
+
 -- name: last_target
 -- Where the latest successful job of a sync loaded into.
 SELECT payload ->> 'target' FROM {schema}.jobs

@@ -1,5 +1,5 @@
--- lake_tables(project, catalog, namespace, name, metadata_location, facts, read_at, seen_at, error):
--- the table cache.
+-- lake_tables(project, catalog, namespace, name, metadata_location, facts, read_at, seen_at, error,
+--             orphans): the table cache.
 
 -- name: clock
 -- The database's clock, by which all that is cached is dated.
@@ -8,7 +8,7 @@ SELECT clock_timestamp()
 -- name: find_tables
 -- The tables of this name, whichever catalog has them, and how it stands with each catalog.
 SELECT t.catalog, t.namespace, t.name, t.metadata_location, t.facts, t.read_at, t.seen_at, t.error,
-       c.refreshed_at, c.tried_at, c.error, now()
+       t.orphans, c.refreshed_at, c.tried_at, c.error, now()
 FROM {schema}.lake_tables t
 LEFT JOIN {schema}.lake_catalogs c USING (project, catalog)
 WHERE t.project = %(project)s AND t.catalog = ANY(%(catalogs)s)
@@ -18,7 +18,7 @@ ORDER BY t.catalog
 -- name: list_tables
 -- The tables of some catalogs, in order, beyond one of them.
 SELECT t.catalog, t.namespace, t.name, t.metadata_location, t.facts, t.read_at, t.seen_at, t.error,
-       c.refreshed_at, c.tried_at, c.error, now()
+       t.orphans, c.refreshed_at, c.tried_at, c.error, now()
 FROM {schema}.lake_tables t
 LEFT JOIN {schema}.lake_catalogs c USING (project, catalog)
 WHERE t.project = %(project)s AND t.catalog = ANY(%(catalogs)s)
@@ -59,6 +59,14 @@ ON CONFLICT (project, catalog, namespace, name) DO UPDATE
 SET metadata_location = excluded.metadata_location, facts = excluded.facts,
     read_at = excluded.read_at, seen_at = clock_timestamp(), error = NULL
 WHERE t.read_at IS NULL OR t.read_at <= excluded.read_at
+
+-- name: put_orphans
+-- How many files dead attempts have probably left in each table.
+UPDATE {schema}.lake_tables t SET orphans = e.orphans
+FROM unnest(%(namespaces)s::text[], %(names)s::text[], %(orphans)s::jsonb[])
+    AS e(namespace, name, orphans)
+WHERE t.project = %(project)s AND t.catalog = %(catalog)s AND t.namespace = e.namespace
+  AND t.name = e.name AND t.orphans IS DISTINCT FROM e.orphans
 
 -- name: mark_table
 -- Why a table could not be read; what was read before stays.

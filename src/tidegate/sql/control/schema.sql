@@ -53,6 +53,8 @@ CREATE INDEX jobs_recent ON {schema}.jobs (project, name, submitted_at DESC);
 CREATE UNIQUE INDEX jobs_idempotency ON {schema}.jobs (project, idempotency_key)
     WHERE idempotency_key IS NOT NULL;
 CREATE INDEX jobs_submitted ON {schema}.jobs (submitted_at);
+-- What was done to a table, by whatever job.
+CREATE INDEX jobs_resource ON {schema}.jobs (resource) WHERE resource IS NOT NULL;
 
 -- What is still to be done or being done: narrow, and empty when all is done. `lease_until` is in
 -- no index, so that its renewals stay HOT; every row is written again at least once, by its claim,
@@ -171,6 +173,7 @@ CREATE TABLE {schema}.lake_tables (
     read_at           timestamptz,
     seen_at           timestamptz NOT NULL DEFAULT now(),
     error             text,
+    orphans           jsonb,
     PRIMARY KEY (project, catalog, namespace, name)
 );
 

@@ -20,6 +20,7 @@ CREATE TABLE {schema}.lake_tables (
     read_at           timestamptz,
     seen_at           timestamptz NOT NULL DEFAULT now(),
     error             text,
+    orphans           jsonb,
     PRIMARY KEY (project, catalog, namespace, name)
 );
 
@@ -72,3 +73,6 @@ CREATE TABLE {schema}.sweeps (
     swept_at timestamptz NOT NULL DEFAULT now(),
     swept_by text        NOT NULL
 );
+
+-- What was done to a table, by whatever job.
+CREATE INDEX jobs_resource ON {schema}.jobs (resource) WHERE resource IS NOT NULL;

@@ -1,0 +1,26 @@
+"""What the service does by itself: refresh the table cache, follow policy, sweep."""
+
+from __future__ import annotations
+
+from tidegate.control.workers import Worker
+from tidegate.project import Project
+from tidegate.runtime.policy_loop import PolicyKeeper
+from tidegate.runtime.refreshing import RefreshLoop
+
+
+class Loops:
+    """Threads beside the service; any number of processes may have them."""
+
+    def __init__(self, project: Project) -> None:
+        identity = Worker.of_this_process(project.name, "tidegate serve")
+        policy = PolicyKeeper(project.context)
+        self._sweeping = project.sweep_loop(identity.worker_id)
+        self._refreshing = RefreshLoop(project.context, then=policy.run_once)
+
+    def start(self) -> None:
+        self._sweeping.start()
+        self._refreshing.start()
+
+    def stop(self) -> None:
+        self._sweeping.stop()
+        self._refreshing.stop()
