@@ -28,6 +28,7 @@ LONGEST = (
     "test_demo",
     "test_testing_kit",
     "test_named_points",
+    "test_maintenance_kills",
     "test_publish_kills",
     "test_scale_out",
     "test_worker_network",
