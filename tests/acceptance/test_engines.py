@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -153,8 +155,29 @@ def test_a_session_of_thrift_ends_with_its_attempt_and_may_be_lost(
         thrift.engine.interrupt("three")
         with pytest.raises(DestinationError, match="interrupted"):
             list(session.run("SELECT 1"))
+    # Its rows are made while they are fetched, and the server answers nothing else meanwhile.
+    with thrift.session("four") as session:
+        list(session.run("SET spark.sql.thriftServer.incrementalCollect = true"))
+        jobs = thrift_server.log.count("Got job")
+
+        interrupted: list[float] = []
+
+        def interrupt() -> None:
+            until(lambda: thrift_server.log.count("Got job") > jobs, "rows to be made")
+            interrupted.append(time.monotonic())
+            thrift.engine.interrupt("four")
+
+        thread = threading.Thread(target=interrupt)
+        rows = session.run(
+            "SELECT id FROM range(0, 100000000, 1, 1) WHERE md5(CAST(id AS string)) = ''"
+        )
+        thread.start()
+        with pytest.raises(DestinationError, match="interrupted"):
+            list(rows)
+        thread.join()
+        assert time.monotonic() - interrupted[0] < 5
     relay.close()
-    with pytest.raises(ConnectionFailed, match="refused"), thrift.session("four"):
+    with pytest.raises(ConnectionFailed, match="refused"), thrift.session("five"):
         pass
     (found,) = check_engine(thrift.project.context)
     assert (found.level, found.name) == (Level.FAIL, "maintenance engine")

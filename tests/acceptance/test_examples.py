@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 
@@ -67,11 +71,12 @@ def warm_spark(spark_server: SparkServer, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("TIDEGATE_SPARK__REMOTE", spark_server.url)
 
 
-def follow_readme(folder: Path) -> dict[str, list[str]]:
-    """Type every command; what each printed, in order."""
+def follow_readme(folder: Path, port: int = 8787) -> dict[str, list[str]]:
+    """Type every command; what each printed, in order. The service is at another port, if given."""
     printed: dict[str, list[str]] = {}
     for command in commands_of(folder / "README.md"):
-        printed.setdefault(command, []).append(run(command, folder))
+        typed = command.replace("localhost:8787", f"localhost:{port}")
+        printed.setdefault(command, []).append(run(typed, folder))
     return printed
 
 
@@ -150,6 +155,54 @@ def test_the_fifty_tables_example_copies_tables_of_every_kind(example: Path) -> 
     assert "left out: public.events_2025, public.events_2026" in plan
     for output in printed["tidegate verify --all"]:
         assert output.count("rows equal") == 51
+
+
+@pytest.mark.usefixtures("warm_spark")
+@pytest.mark.parametrize("example", ["lake_maintenance"], indirect=True)
+def test_the_lake_of_many_small_loads_is_put_right_over_http(
+    example: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("TIDEGATE_SERVE__PORT", str(port))
+    try:
+        printed = follow_readme(example, port)
+    except BaseException as error:
+        end_by_id(example / "up.pid")
+        log = example / "up.log"
+        error.add_note(log.read_text() if log.exists() else "nothing was started")
+        raise
+
+    first, last = printed["tidegate table health raw.orders"]
+    assert "12 of 12 data files are below 384 MB" in first
+    assert last == "good: lake:raw.orders\n"
+    asked = "curl -fsS localhost:8787/tables/raw/orders/health"
+    bad, good = (json.loads(one)["health"] for one in printed[asked])
+    assert [one["name"] for one in bad["issues"]] == ["small_files"]
+    assert good == {"status": "good", "is_good": True, "issues": []}
+    ((history,),) = (
+        json.loads(one)["jobs"]
+        for command, outputs in printed.items()
+        if command.endswith("/maintenance/history")
+        for one in outputs
+    )
+    assert history["status"] == "done"
+    actions = {one["action"]: one["detail"] for one in history["actions"]}
+    assert list(actions) == ["expire_snapshots", "rewrite_data_files", "rewrite_manifests"]
+    assert actions["expire_snapshots"]["actual"]["snapshots"] == 12
+    rewritten = actions["rewrite_data_files"]
+    assert (rewritten["files_before"], rewritten["files_after"]) == (12, 1)
+    (followed,) = (one for command, (one, *_) in printed.items() if "job show" in command)
+    assert "rewrite_data_files: 12 → 1 data files" in followed
+    assert "found nothing new" in printed["tidegate run orders"][-1]
+
+
+def end_by_id(file: Path) -> None:
+    """What a README starts in the background must not outlive a failed test."""
+    if file.exists():
+        with suppress(ProcessLookupError):
+            os.kill(int(file.read_text()), signal.SIGTERM)
 
 
 @pytest.mark.parametrize("example", ["spark_job"], indirect=True)

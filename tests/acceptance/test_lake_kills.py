@@ -10,7 +10,7 @@ import pytest
 from acceptance.conftest import LOCAL, MakeScene
 from acceptance.spark_server import SparkServer
 from acceptance.test_modes_killed import finish, make
-from acceptance.test_named_points import IN_LAKE, IN_WORKERS, kill_at
+from acceptance.test_named_points import IN_LAKE, IN_WORKERS, kill_at, kill_workers
 from acceptance.test_random_kills import kill_after, kill_at_random, settle_and_finish
 
 ABOUT_ITS_COMMIT = (
@@ -21,6 +21,9 @@ ABOUT_ITS_COMMIT = (
     "publish.committed",
     "branch.dropped",
 )
+# Main moves between the second and the third.
+AROUND_MAIN = ABOUT_ITS_COMMIT[1:5]
+WHERE_ROWS_COULD_DOUBLE = ("branch.staged", "branch.forwarded", "publish.committed")
 BEFORE_AND_AFTER = tuple(point for point in IN_LAKE if point not in ABOUT_ITS_COMMIT)
 LAKE_MODES = ("merge", "append", "delete_insert", "replace", "replace without a key")
 # Of these small tables, all of it warm; each statement of Spark's takes a while.
@@ -40,7 +43,7 @@ def test_a_run_passes_the_points_that_it_is_killed_at(make_scene: MakeScene) -> 
 
 
 def test_killed_over_and_over_at_its_first_load(make_scene: MakeScene) -> None:
-    scene = make_scene(2, lake=True, batch_rows=10)
+    scene = make_scene(2, lake=True, batch_rows=25)
     for point in ABOUT_ITS_COMMIT:
         kill_at(scene, point)
     scene.run()
@@ -48,11 +51,16 @@ def test_killed_over_and_over_at_its_first_load(make_scene: MakeScene) -> None:
     scene.assert_swept()
 
 
-@pytest.mark.parametrize("mode", ["merge", "append"])
-def test_killed_about_its_commit_and_run_again(make_scene: MakeScene, mode: str) -> None:
-    expected = make(make_scene, mode, lake=True)
+@pytest.mark.parametrize(
+    ("mode", "points"), [("merge", AROUND_MAIN), ("append", WHERE_ROWS_COULD_DOUBLE)]
+)
+def test_killed_about_its_commit_and_run_again(
+    make_scene: MakeScene, mode: str, points: tuple[str, ...]
+) -> None:
+    """The other modes, each at every point and in several batches, are in make chaos."""
+    expected = make(make_scene, mode, lake=True, batch_rows=10_000)
     finish(expected)
-    for point in ABOUT_ITS_COMMIT:
+    for point in points:
         expected.change()
         kill_at(expected.scene, point)
         finish(expected)
@@ -60,7 +68,7 @@ def test_killed_about_its_commit_and_run_again(make_scene: MakeScene, mode: str)
 
 
 def test_killed_before_and_after_it_publishes(make_scene: MakeScene) -> None:
-    scene = make_scene(3, lake=True)
+    scene = make_scene(3, lake=True, batch_rows=10_000)
     for point in BEFORE_AND_AFTER:
         kill_at(scene, point)
         scene.change(1)
@@ -69,26 +77,33 @@ def test_killed_before_and_after_it_publishes(make_scene: MakeScene) -> None:
     scene.assert_swept()
 
 
-def test_killed_with_its_jvm_while_its_files_become_the_table_s(make_scene: MakeScene) -> None:
+def killed_with_its_jvm(make_scene: MakeScene, remote: str, *points: str) -> None:
     """In a Spark of its own, the staged files are the table's; here they must not get lost."""
-    expected = make(make_scene, "append", lake=True, spark=LOCAL, batch_rows=10_000)
-    for point in ("branch.staged", "branch.forwarded"):
+    expected = make(make_scene, "append", lake=True, batch_rows=10_000)
+    for point in points:
+        expected.scene.use_spark(LOCAL)
         process, _ = expected.scene.start_and_hold(point)
         process.kill_all()
-    finish(expected)
-    expected.change()
-    kill_at(expected.scene, "intent.noted")
+        expected.scene.use_spark({"remote": remote})
+        finish(expected)
+        expected.change()
     finish(expected)
     expected.scene.assert_nothing_staged()
+
+
+def test_killed_with_its_jvm_while_its_files_become_the_table_s(
+    make_scene: MakeScene, spark_server: SparkServer
+) -> None:
+    """Just after main has moved; at the other points by make chaos."""
+    killed_with_its_jvm(make_scene, spark_server.url, "branch.forwarded")
 
 
 def test_a_dead_spark_worker_fails_the_run_and_nothing_else(
     make_scene: MakeScene, spark_server: SparkServer
 ) -> None:
-    scene = make_scene(2, lake=True, spark=LOCAL)
-    for point in IN_WORKERS:
-        kill_at(scene, point)
-    scene.use_spark({"remote": spark_server.url})
+    """Workers of a Spark of its own are killed by make chaos."""
+    scene = make_scene(2, lake=True)
+    kill_workers(scene, spark_server)
     scene.run()
     scene.assert_exact()
     scene.assert_swept()
@@ -111,8 +126,28 @@ def test_files_that_come_after_the_sweep_are_swept_by_the_next(make_scene: MakeS
 
 def test_killed_at_random_moments(make_scene: MakeScene) -> None:
     scene = make_scene(2, lake=True, seed=21)
-    kill_at_random(scene, random.Random(21), 4, RUN_SECONDS)
+    kill_at_random(scene, random.Random(21), 3, RUN_SECONDS)
     settle_and_finish(scene)
+
+
+@pytest.mark.chaos
+def test_killed_with_its_jvm_at_every_point_about_its_commit(
+    make_scene: MakeScene, spark_server: SparkServer
+) -> None:
+    killed_with_its_jvm(make_scene, spark_server.url, *ABOUT_ITS_COMMIT)
+
+
+@pytest.mark.chaos
+def test_a_dead_worker_of_a_spark_of_its_own_fails_the_run_and_nothing_else(
+    make_scene: MakeScene, spark_server: SparkServer
+) -> None:
+    scene = make_scene(2, lake=True, spark=LOCAL)
+    for point in IN_WORKERS:
+        kill_at(scene, point)
+    scene.use_spark({"remote": spark_server.url})
+    scene.run()
+    scene.assert_exact()
+    scene.assert_swept()
 
 
 @pytest.mark.chaos

@@ -106,14 +106,8 @@ def load(
     return published
 
 
-class DestinationConformance:
-    """The contract of every mode: exists, stage, check, publish, discard, watermark."""
-
-    def test_before_the_first_load_nothing_exists(self, make_harness: MakeHarness) -> None:
-        harness = make_harness()
-        assert not harness.exists("u1")
-        assert harness.watermark().value is None
-        assert harness.watermark().version == 0
+class RowsConformance:
+    """What a load does with its rows, in every mode."""
 
     def test_a_load_brings_rows_marker_and_watermark_together(
         self, make_harness: MakeHarness
@@ -127,16 +121,6 @@ class DestinationConformance:
         watermark = harness.watermark()
         assert (watermark.value, watermark.version, watermark.rows_synced) == ("7", 1, 2)
         assert watermark.update_id == "u1"
-
-    def test_staged_rows_are_not_in_the_target_until_published(
-        self, make_harness: MakeHarness
-    ) -> None:
-        harness = make_harness()
-        fence = harness.attempt()
-        writes = harness.stage(fence, [(1, "a", 5)])
-        harness.check(fence, writes)
-        assert (harness.rows(), harness.markers()) == ([], [])
-        assert harness.watermark().version == 0
 
     def test_rows_of_several_writer_calls_are_published_as_one(
         self, make_harness: MakeHarness
@@ -198,6 +182,33 @@ class DestinationConformance:
         assert harness.rows() == [(1, "a", 1)]
         assert harness.markers() == ["u1"]
         assert harness.watermark().version == 1
+
+    def test_an_empty_full_batch_empties_the_target(self, make_harness: MakeHarness) -> None:
+        harness = make_harness()
+        load(harness, (1, "a", 5), (2, "b", 5))
+        fence = harness.attempt()
+        assert harness.publish(fence, (), Batch(BatchKind.FULL, None, "10")).changed == 2
+        assert harness.rows() == []
+
+
+class ProtocolConformance:
+    """What a load does whatever its mode: exists, fence, staging, discard, watermark."""
+
+    def test_before_the_first_load_nothing_exists(self, make_harness: MakeHarness) -> None:
+        harness = make_harness()
+        assert not harness.exists("u1")
+        assert harness.watermark().value is None
+        assert harness.watermark().version == 0
+
+    def test_staged_rows_are_not_in_the_target_until_published(
+        self, make_harness: MakeHarness
+    ) -> None:
+        harness = make_harness()
+        fence = harness.attempt()
+        writes = harness.stage(fence, [(1, "a", 5)])
+        harness.check(fence, writes)
+        assert (harness.rows(), harness.markers()) == ([], [])
+        assert harness.watermark().version == 0
 
     def test_staged_rows_that_vanished_are_noticed_by_check_and_by_publish(
         self, make_harness: MakeHarness
@@ -262,12 +273,9 @@ class DestinationConformance:
         assert harness.sweep() == 1
         assert harness.staged_tables() == 0
 
-    def test_an_empty_full_batch_empties_the_target(self, make_harness: MakeHarness) -> None:
-        harness = make_harness()
-        load(harness, (1, "a", 5), (2, "b", 5))
-        fence = harness.attempt()
-        assert harness.publish(fence, (), Batch(BatchKind.FULL, None, "10")).changed == 2
-        assert harness.rows() == []
+
+class DestinationConformance(RowsConformance, ProtocolConformance):
+    """The contract of every mode: exists, stage, check, publish, discard, watermark."""
 
 
 class MergeConformance(DestinationConformance):

@@ -327,6 +327,7 @@ def test_maintenance_here_says_what_it_changed_and_health_is_good_afterwards(
     assert lines[0].startswith("lake:raw.orders: recommended are ")
     (rewrite,) = (line for line in lines if line.startswith("lake:raw.orders: rewrite_data_files:"))
     assert "6 → 1 data files" in rewrite
+    assert "foretold 6 → 1 data files" in rewrite
     # The cache was brought up to date by whoever has done it.
     assert table(place, "health", "raw.orders", "--cached", "--fail").code == DONE
     again = table(place, "recommend", "raw.orders", "--json").document

@@ -1,4 +1,8 @@
-"""The lake as destination: the common contract in every mode, and what only a lake has."""
+"""The lake as destination: the common contract.
+
+merge is held to all of it, the other modes to what they do with rows: they share the statements
+and all that is around them. The rest of it in the other modes is run by make chaos.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,10 @@ import pytest
 from integration.conftest import Database
 from integration.deletes_conformance import DeletesConformance
 from integration.destination_conformance import (
-    DestinationConformance,
     MakeHarness,
     MergeConformance,
+    ProtocolConformance,
+    RowsConformance,
 )
 from integration.lake_harness import Lake, make_lake, maker
 from tidegate.model.rules import Mode
@@ -39,15 +44,76 @@ class TestMergeWithDeletes(DeletesConformance):
         return maker(lake, Mode.MERGE)
 
 
-class TestDeleteInsert(DestinationConformance):
-    """delete_insert keeps the contract."""
+class TestDeleteInsert(RowsConformance):
+    """delete_insert does with rows what it must."""
 
     @pytest.fixture
     def make_harness(self, lake: Lake) -> MakeHarness:
         return maker(lake, Mode.DELETE_INSERT)
 
 
-class TestDeleteInsertWithDeletes(DeletesConformance):
+class TestDeleteInsertWithDeletes:
+    """delete_insert deletes by the statement of merge, but never asks which row is newer."""
+
+    test_one_batch = DeletesConformance.test_one_batch_brings_new_rows_changes_and_deletes
+    test_any_cursor = (
+        DeletesConformance.test_a_delete_counts_whatever_the_cursor_of_the_row_that_is_there
+    )
+
+    @pytest.fixture
+    def make_harness(self, lake: Lake) -> MakeHarness:
+        return maker(lake, Mode.DELETE_INSERT)
+
+
+class TestPlainAppend(RowsConformance):
+    """append without a key does with rows what it must."""
+
+    @pytest.fixture
+    def make_harness(self, lake: Lake) -> MakeHarness:
+        return maker(lake, Mode.APPEND, keyless=True)
+
+
+class TestReplaceWithAKey(RowsConformance):
+    """replace with a key does with rows what it must, and touches only what differs."""
+
+    test_changed = MergeConformance.test_a_row_that_changed_replaces_the_old_one
+    test_unchanged = MergeConformance.test_rows_that_did_not_change_are_not_counted_as_changed
+    test_full = (
+        MergeConformance.test_a_full_batch_removes_what_it_does_not_hold_and_takes_older_rows
+    )
+
+    @pytest.fixture
+    def make_harness(self, lake: Lake) -> MakeHarness:
+        return maker(lake, Mode.REPLACE)
+
+
+class TestReplaceWithoutAKey(RowsConformance):
+    """replace without a key does with rows what it must."""
+
+    @pytest.fixture
+    def make_harness(self, lake: Lake) -> MakeHarness:
+        return maker(lake, Mode.REPLACE, keyless=True)
+
+
+@pytest.mark.chaos
+class TestProtocolInEveryMode(ProtocolConformance):
+    """What merge keeps whatever its mode, the others keep too."""
+
+    @pytest.fixture(
+        params=[
+            (Mode.DELETE_INSERT, False),
+            (Mode.APPEND, True),
+            (Mode.REPLACE, False),
+            (Mode.REPLACE, True),
+        ]
+    )
+    def make_harness(self, lake: Lake, request: pytest.FixtureRequest) -> MakeHarness:
+        mode, keyless = request.param
+        return maker(lake, mode, keyless=keyless)
+
+
+@pytest.mark.chaos
+class TestDeleteInsertWithAllDeletes(DeletesConformance):
     """delete_insert keeps the contract of deletes."""
 
     @pytest.fixture
@@ -55,25 +121,10 @@ class TestDeleteInsertWithDeletes(DeletesConformance):
         return maker(lake, Mode.DELETE_INSERT)
 
 
-class TestPlainAppend(DestinationConformance):
-    """append without a key keeps the contract."""
-
-    @pytest.fixture
-    def make_harness(self, lake: Lake) -> MakeHarness:
-        return maker(lake, Mode.APPEND, keyless=True)
-
-
-class TestReplaceWithAKey(MergeConformance):
-    """replace with a key keeps the contract, and touches only what differs."""
+@pytest.mark.chaos
+class TestReplaceWithAKeyAsMerge(MergeConformance):
+    """replace with a key keeps the contract of merge."""
 
     @pytest.fixture
     def make_harness(self, lake: Lake) -> MakeHarness:
         return maker(lake, Mode.REPLACE)
-
-
-class TestReplaceWithoutAKey(DestinationConformance):
-    """replace without a key keeps the contract."""
-
-    @pytest.fixture
-    def make_harness(self, lake: Lake) -> MakeHarness:
-        return maker(lake, Mode.REPLACE, keyless=True)

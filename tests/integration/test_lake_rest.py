@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 from integration.conftest import Database
-from integration.destination_conformance import MakeHarness, MergeConformance
+from integration.destination_conformance import (
+    DestinationConformance,
+    MakeHarness,
+    MergeConformance,
+)
 from integration.interleaving import Steps, stepwise
 from integration.lake_harness import Lake, make_lake, maker, spelled_out
 from integration.rest_catalog import rest_server
@@ -50,8 +54,17 @@ def lake(
     return replace(made, backend=backend, tables="public.iceberg_tables")
 
 
-class TestMerge(MergeConformance):
-    """merge keeps the contract."""
+class TestMerge(DestinationConformance):
+    """merge keeps the contract; which of two rows it keeps is no matter of the catalog."""
+
+    @pytest.fixture
+    def make_harness(self, lake: Lake) -> MakeHarness:
+        return maker(lake, Mode.MERGE)
+
+
+@pytest.mark.chaos
+class TestMergeInFull(MergeConformance):
+    """merge keeps the contract, row by row."""
 
     @pytest.fixture
     def make_harness(self, lake: Lake) -> MakeHarness:

@@ -114,9 +114,9 @@ def test_folders_that_dead_attempts_have_noted_count_unless_a_table_has_taken_th
 
 def test_health_tells_of_them_for_one_table_and_for_all(place: Place) -> None:
     with opened(place) as (project, control):
-        Refresher(project.context).run_once(control)
         for _ in range(3):
             attempt(project, control, "lost")
+        Refresher(project.context).run_once(control)
         one = table_health(
             project.context, control, find_table(project.context, control, "raw", "orders")
         )

@@ -25,16 +25,26 @@ from integration.cached_lakes import (
 from integration.conftest import Database, MakePlace, Place
 from integration.filled_lakes import catalog_of, schema_of
 from integration.lake_harness import spelled_out
+from integration.lakes import CREATE, FILL, make_lake_project
+from integration.lakes import ORDERS as SYNC
 from integration.rest_catalog import rest_server
 from tidegate.control.lake_tables import LakeTables
 from tidegate.control.sweeps import Sweeps
 from tidegate.errors import UnknownTable, UsageError
-from tidegate.insight.tables import find_by_name, find_table, list_tables, table_status
+from tidegate.insight.tables import (
+    find_by_name,
+    find_table,
+    list_all,
+    list_tables,
+    table_status,
+)
 from tidegate.lake import metadata
+from tidegate.ledger.staged_folders import StagedFolder, StagedFolders
 from tidegate.model.relation import Endpoint, Relation
 from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.runtime import refreshing
 from tidegate.runtime.refreshing import Refreshed, Refresher, RefreshLoop, note_written
+from tidegate.spark.session import SparkSessions
 
 OTHER = '[connections.other]\ntype = "iceberg"\n'
 
@@ -172,6 +182,48 @@ def test_a_refresher_that_was_stopped_does_not_stop_the_others_for_ever(place: P
             assert refresh(place) == Refreshed(catalogs=1, unchanged=2)
 
 
+def test_a_refresher_that_is_told_to_stop_leaves_the_rest_to_the_next(place: Place) -> None:
+    answers = iter([False, True])
+    with opened(place) as (project, control):
+        stopped = Refresher(project.context, lambda: next(answers)).run_once(control)
+        assert stopped == Refreshed(catalogs=1, read=1)
+        (catalog,) = list_tables(project.context, control).catalogs
+        assert catalog.refreshed_at is None
+        assert Refresher(project.context).run_once(control) == Refreshed(
+            catalogs=1, read=1, unchanged=1
+        )
+
+
+def test_what_dead_attempts_have_staged_is_estimated_with_each_refresh(place: Place) -> None:
+    refresh(place)
+    before = cached(place)
+    assert before is not None
+    assert before.orphans is not None
+    assert before.orphans.files == 0
+    with opened(place) as (project, control):
+        folders = StagedFolders(project.context.ledger("lake"))
+        folders.note(control, "raw.orders", StagedFolder("tidegate-dead-1", "d" * 32, "file:/x"))
+    refresh(place)
+    after = cached(place)
+    assert after is not None
+    assert after.orphans is not None
+    assert after.orphans.noted_folders == 1
+    assert after.orphans.files >= 1
+
+
+def test_a_sync_puts_its_new_table_into_the_cache_at_once(
+    make_place: MakePlace, warm_spark: SparkSessions
+) -> None:
+    project, place = make_lake_project(make_place, warm_spark, SYNC)
+    place.source.execute(CREATE, FILL)
+    assert project.run("orders").status == "done"
+    found = cached(place)
+    assert found is not None
+    assert found.facts is not None
+    assert found.facts.records == 10
+    assert found.orphans is not None
+
+
 def test_several_loops_refresh_about_as_often_as_one(place: Place) -> None:
     with place.open() as one, place.open() as two:
         first, second = RefreshLoop(one.context), RefreshLoop(two.context)
@@ -295,7 +347,9 @@ def test_a_table_is_found_by_as_much_of_its_name_as_is_clear(two_lakes: Place) -
                 find_by_name(context, control, wrong)
 
 
-def test_pages_of_the_list_hold_each_table_once(two_lakes: Place) -> None:
+def test_pages_of_the_list_hold_each_table_once(
+    two_lakes: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with opened(two_lakes) as (project, control):
         found, after = [], None
         while True:
@@ -307,6 +361,9 @@ def test_pages_of_the_list_hold_each_table_once(two_lakes: Place) -> None:
         assert found == ["lake:raw.items", "lake:raw.orders", "other:raw.orders"]
         with pytest.raises(UsageError):
             list_tables(project.context, control, limit=0)
+        with monkeypatch.context() as patched:
+            patched.setattr(list_tables, "__kwdefaults__", {"after": None, "limit": 1})
+            assert [str(one.target) for one in list_all(project.context, control).tables] == found
 
 
 def test_a_live_status_is_cached_and_one_of_a_table_that_is_gone_says_so(place: Place) -> None:

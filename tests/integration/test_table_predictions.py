@@ -53,6 +53,28 @@ def facts(made: Tables, name: str) -> TableFacts:
     return found
 
 
+def test_a_data_file_of_the_right_size_is_rewritten_for_its_deletes_or_not_as_asked(
+    lake: Lake,
+) -> None:
+    with tables(lake) as made:
+        made.make("scratched", properties=f"'format-version'='2',{MERGE_ON_READ}")
+        made.append("scratched", 0, 20)
+        made.run(f"DELETE FROM {made.named('scratched')} WHERE id = 3")
+        size = facts(made, "scratched").data.bytes
+        for threshold, rewritten in ((0, 0), (2, 0), (1, 1), (1, 0)):
+            options = RewriteDataFiles(size, delete_file_threshold=threshold)
+            effect = foretold(made, "scratched", options)
+            (done,) = made.run(
+                procedures.rewrite_data_files(
+                    lake.catalog, made.relation("scratched"), options, dangling=True
+                )
+            )
+            assert done["rewritten_data_files_count"] == rewritten, threshold
+            assert effect.rewritten == rewritten, threshold
+        assert facts(made, "scratched").records == 19
+        assert facts(made, "scratched").position_deletes.files == 0
+
+
 def test_rewriting_data_files_leaves_as_many_as_predicted(lake: Lake) -> None:
     with tables(lake) as made:
         made.make(

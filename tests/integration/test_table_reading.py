@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyiceberg.table import Table
 
-from integration.cached_lakes import ORDERS, add_files, cared_place, small_files
+from integration.cached_lakes import ORDERS, TARGET, add_files, cared_place, small_files
 from integration.conftest import MakePlace, Place
 from integration.filled_lakes import catalog_of
 from tidegate.errors import BusyError, DestinationError
@@ -18,6 +18,7 @@ from tidegate.lake.consistent import read_consistently
 from tidegate.lake.known_files import normal_path
 from tidegate.lake.metadata import open_table
 from tidegate.lake.table_facts import facts_of, read_facts
+from tidegate.pipeline.target_facts import read_target_facts
 
 WITHOUT_SPARK = """
 import sys
@@ -75,6 +76,20 @@ def test_a_table_that_has_lost_a_file_or_has_half_of_it_says_so(place: Place) ->
     manifest.write_bytes(kept[: len(kept) // 3])
     with pytest.raises(DestinationError, match="cannot be read"):
         read_facts(catalog, ORDERS)
+
+
+def test_small_is_what_is_small_by_the_size_that_the_project_wants(make_place: MakePlace) -> None:
+    wanted = '[maintenance]\nrewrite_data_files = { target_file_size = "1MB" }'
+    place = cared_place(make_place, wanted)
+    small_files(place, files=3)
+    table = open_table(catalog_of(place), ORDERS)
+    assert table is not None
+    assert facts_of(table).target_file_bytes == 512 * 1024 * 1024
+    with place.open() as project:
+        facts = read_target_facts(project.context, TARGET)
+    assert facts is not None
+    assert (facts.target_file_bytes, facts.small.files) == (1024 * 1024, 3)
+    assert facts_of(table, 100).small.files == 0
 
 
 def test_facts_are_read_without_spark(place: Place) -> None:

@@ -41,8 +41,11 @@ def test_orphans_are_only_ever_told(catalog: Catalog) -> None:
 def test_what_is_asked_of_a_rewrite_is_said_and_nothing_else(catalog: Catalog) -> None:
     call = f"CALL `my``lake`.system.rewrite_data_files({NAME}, strategy => "
     plain = procedures.rewrite_data_files(catalog, ODD, RewriteDataFiles())
-    assert plain == f"{call}'binpack', options => map('min-input-files', '5'))"
-    asked = RewriteDataFiles(1024, 2, sort=True, partial_progress=True)
+    assert (
+        plain == f"{call}'binpack', options => map('min-input-files', '5', "
+        "'delete-file-threshold', '1'))"
+    )
+    asked = RewriteDataFiles(1024, 2, sort=True, partial_progress=True, delete_file_threshold=0)
     assert procedures.rewrite_data_files(catalog, ODD, asked, dangling=True) == (
         f"{call}'sort', options => map('min-input-files', '2', 'target-file-size-bytes', '1024', "
         "'partial-progress.enabled', 'true', 'remove-dangling-deletes', 'true'))"

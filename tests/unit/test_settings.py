@@ -196,6 +196,7 @@ def test_reserved_variables_and_kubernetes_links_are_no_settings(load: Load) -> 
         "PORT", "PORT_80_TCP_ADDR", "API_SERVICE_HOST", "API_PORT_80_TCP",
     ]  # fmt: skip
     load(BASE, {f"TIDEGATE_{name}": "x" for name in names} | {"tidegate_log": "x"})
+    assert load(BASE, {"TIDEGATE_SERVE__PORT": "9000"}).serve.port == 9000
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tidegate.cli.effects import action_line, is_maintenance
 from tidegate.cli.moments import moment, span
 from tidegate.cli.output import print_line, print_table
 from tidegate.model.job_state import JobState
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from tidegate.insight.jobs import JobDetail
 
 # Of steps, attempts and events the screen shows so many; --json has them all.
+_SHOWN_APART = frozenset({"target", "order", "requested_by"})
 _MOST = 20
 
 
@@ -91,6 +93,8 @@ def print_job(detail: JobDetail) -> None:
 def action_text(action: JobAction) -> str:
     """One step that a job has done."""
     found = action.detail
+    if is_maintenance(action.action):
+        return f"{action.action}: {action_line(found)}"
     if action.action != "load":
         return f"{action.action} {pairs(found)}".rstrip()
     rejected = f", {found['rejected']:,} rejected" if found.get("rejected") else ""
@@ -130,9 +134,11 @@ def _cut(lines: Sequence[object]) -> str:
 def _facts(detail: JobDetail) -> list[tuple[str, str]]:
     line, record = detail.line, detail.record
     target = record.payload.get("target") or record.resource
-    options = {name: value for name, value in record.payload.items() if name != "target"}
+    options = {name: value for name, value in record.payload.items() if name not in _SHOWN_APART}
+    order = record.payload.get("order")
     found = [
         ("into", str(target) if target else ""),
+        ("actions", ", ".join(map(_step, order.items())) if isinstance(order, dict) else ""),
         ("with", pairs(options)),
         ("submitted", f"{moment(record.submitted_at)} by {record.submitted_by}"),
         ("retry of", str(record.retry_of or "")),
@@ -153,6 +159,12 @@ def _facts(detail: JobDetail) -> list[tuple[str, str]]:
         ("result", _result(record.result)),
     ]
     return [(name, value) for name, value in found if value]
+
+
+def _step(step: tuple[str, Any]) -> str:
+    action, options = step
+    given = pairs(options) if isinstance(options, dict) else ""
+    return f"{action} ({given})" if given else action
 
 
 def _worker(line: JobLine) -> str:

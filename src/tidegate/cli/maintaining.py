@@ -7,8 +7,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tidegate.cli.effects import action_line, effect_text
 from tidegate.cli.output import print_error, print_json, print_line, working
-from tidegate.cli.table_screen import action_line, effect_text
 from tidegate.errors import BusyError, UsageError
 
 if TYPE_CHECKING:

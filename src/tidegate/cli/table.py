@@ -58,13 +58,13 @@ def list_(
     from tidegate.cli.table_screen import print_listing
     from tidegate.insight.table_documents import listing_document
     from tidegate.insight.table_health import list_health
-    from tidegate.insight.tables import list_tables
+    from tidegate.insight.tables import list_all
     from tidegate.runtime.refreshing import Refresher
 
     with _lakes(project, profile, "listing the tables") as (context, control):
         young = 0.0 if refresh else context.settings.maintenance.refresh_seconds
         Refresher(context).run_once(control, younger_seconds=young)
-        found = list_tables(context, control)
+        found = list_all(context, control)
         health = list_health(context, control, found.tables)
         if as_json:
             words = {str(one.table.target): one.word for one in health}
@@ -114,14 +114,14 @@ def health(
     from tidegate.cli.table_screen import print_health
     from tidegate.insight.table_documents import health_document
     from tidegate.insight.table_health import list_health, table_health
-    from tidegate.insight.tables import list_tables
+    from tidegate.insight.tables import list_all
     from tidegate.runtime.refreshing import Refresher
 
     with _lakes(project, profile, "looking at the tables") as (context, control):
         if name is None:
             if not cached:
                 Refresher(context).run_once(control)
-            found = list_health(context, control, list_tables(context, control).tables)
+            found = list_health(context, control, list_all(context, control).tables)
         else:
             table = _find(context, control, name, live=not cached)
             found = (table_health(context, control, table),)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from tidegate.cli.effects import effect_text
 from tidegate.cli.moments import moment
 from tidegate.cli.output import print_line
 from tidegate.model.figures import counted, in_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from tidegate.insight.table_health import TableHealth, TableRecommendation
     from tidegate.insight.tables import TableListing, TableView
@@ -69,8 +70,6 @@ def print_listing(listing: TableListing, health: Sequence[TableHealth]) -> None:
         if catalog.stale_reason is not None:
             since = f" since {moment(catalog.stale_since)}" if catalog.stale_since else ""
             print_line(f"{catalog.catalog}: stale{since}: {catalog.stale_reason}")
-    if listing.next is not None:
-        print_line(f"more after {listing.next}")
 
 
 def print_status(table: TableView) -> None:
@@ -111,31 +110,6 @@ def print_recommendation(found: TableRecommendation) -> None:
         print_line(found.recommendation.opted_out)
     if found.order is not None:
         print_line(f"do it with: tidegate table maintain {found.table.target}")
-
-
-def effect_text(effect: Any) -> str:
-    """What changes, as "12 → 1 data files, 4.1 KB → 2 KB"; an effect or its document."""
-    if not isinstance(effect, dict):
-        from dataclasses import asdict
-
-        effect = asdict(effect)
-    before, after = effect["before"], effect["after"]
-    text = (
-        f"{before['files']:,} → {after['files']:,} {effect['of']}, "
-        f"{in_bytes(before['bytes'])} → {in_bytes(after['bytes'])}"
-    )
-    snapshots = effect.get("snapshots")
-    return f"{text}, {counted(snapshots, 'snapshot')} fewer" if snapshots else text
-
-
-def action_line(detail: Mapping[str, Any]) -> str:
-    """How an action went, and how it had been foretold."""
-    if detail.get("status") != "done" or not detail.get("actual"):
-        error = f": {detail['error']}" if detail.get("error") else ""
-        return f"{detail.get('status', 'unknown')}{error}"
-    predicted = detail.get("predicted")
-    foretold = "" if not predicted else f"; foretold {effect_text(predicted)}"
-    return f"{effect_text(detail['actual'])} in {detail.get('seconds', 0):.1f} s{foretold}"
 
 
 def _facts(facts: TableFacts) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from tidegate.control.jobs import Jobs
 from tidegate.control.maintenance import MaintenanceJobs
-from tidegate.insight.tables import TableView, cache, lakes, list_tables, require_facts
+from tidegate.insight.tables import TableView, cache, lakes, list_all, require_facts
 from tidegate.model.health import Health, assess
 from tidegate.model.maintenance import Action, Effect, Order
 from tidegate.model.policy import Policy
@@ -84,7 +84,7 @@ def find_unwell(context: Context, control: Connection) -> tuple[UnwellTable, ...
     """The tables that the cache knows to be not well; nothing is asked where there is no lake."""
     if not lakes(context):
         return ()
-    found = list_health(context, control, list_tables(context, control).tables)
+    found = list_health(context, control, list_all(context, control).tables)
     return tuple(
         UnwellTable(str(one.table.target), one.word, tuple(i.name for i in one.health.issues))
         for one in found

@@ -8,12 +8,12 @@ from datetime import datetime, timedelta
 
 from tidegate.control.lake_tables import CachedCatalog, CachedTable, LakeTables
 from tidegate.errors import DestinationError, UnknownTable, UsageError
-from tidegate.lake.table_facts import read_facts
 from tidegate.model.orphan_estimate import OrphanEstimate
 from tidegate.model.pattern import split_parts
 from tidegate.model.relation import Endpoint, Relation
 from tidegate.model.table_facts import TableFacts
 from tidegate.pipeline.context import Context
+from tidegate.pipeline.target_facts import read_target_facts
 from tidegate.postgres.connect import Connection
 from tidegate.settings.explain import nearest
 
@@ -134,6 +134,16 @@ def list_tables(
     )
 
 
+def list_all(context: Context, control: Connection) -> TableListing:
+    """All cached tables, page by page."""
+    page = list_tables(context, control)
+    found = list(page.tables)
+    while page.next is not None:
+        page = list_tables(context, control, after=page.next)
+        found += page.tables
+    return TableListing(tuple(found), page.catalogs)
+
+
 def table_status(
     context: Context, control: Connection, table: TableView, *, live: bool
 ) -> TableView:
@@ -145,7 +155,7 @@ def table_status(
         return table
     tables, target = cache(context), table.target
     read_at = tables.clock(control)
-    facts = read_facts(context.catalog(target.connection), target.relation)
+    facts = read_target_facts(context, target)
     if facts is None:
         tables.remove(control, target)
         raise UnknownTable(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,9 @@ class Deletes:
         self._vectors_only = metadata.format_version >= 3
         self._named: dict[tuple[str, int], Amount] = {}
         self._shared: dict[tuple[int, PartitionKey, int], int] = {}
+        self._of_partition: dict[PartitionKey | None, Counter[tuple[int, int]]] = {}
+        """of files that name no data file: content and sequence; None is for all partitions"""
+        self._of_file: dict[str, list[int]] = {}
         self._rows: dict[str, int] = {}
         self._found: dict[str, int] = {}
         self._groups: dict[PartitionKey, _Group] = {}
@@ -61,9 +65,13 @@ class Deletes:
             named = (entry.data_file, entry.sequence)
             self._named[named] = _more(self._named.get(named, Amount()), entry.bytes)
             self._rows[entry.data_file] = self._rows.get(entry.data_file, 0) + entry.records
+            self._of_file.setdefault(entry.data_file, []).append(entry.sequence)
             return
         key = (entry.content, partition, entry.sequence)
         self._shared[key] = self._shared.get(key, 0) + 1
+        everywhere = entry.content == EQUALITY_DELETES and entry.spec_id in self._global
+        reach = self._of_partition.setdefault(None if everywhere else partition, Counter())
+        reach[entry.content, entry.sequence] += 1
 
     def _take_positions(self, entry: FileEntry, partition: PartitionKey) -> None:
         self._positions = _more(self._positions, entry.bytes)
@@ -89,6 +97,16 @@ class Deletes:
     def rows_of(self, path: str) -> int:
         """Rows that are deleted from a file, as far as is known of it alone."""
         return self._rows.get(path, 0)
+
+    def files_for(self, data: FileEntry) -> int:
+        """How many delete files may delete rows of a data file, as far as is known of them."""
+        found = sum(sequence >= data.sequence for sequence in self._of_file.get(data.path, ()))
+        for reach in (None, (data.spec_id, data.partition)):
+            for (content, sequence), count in self._of_partition.get(reach, {}).items():
+                is_later = sequence > data.sequence
+                if is_later or (content != EQUALITY_DELETES and sequence == data.sequence):
+                    found += count
+        return found
 
     def dangling(self, oldest: Mapping[PartitionKey, int]) -> int:
         """How many delete nothing any more; `oldest` is the least sequence of each partition."""

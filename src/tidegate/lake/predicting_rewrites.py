@@ -6,7 +6,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tidegate.lake.deletes import Deletes, PartitionKey
-from tidegate.lake.manifest_entries import holds_deletes, manifests_of, read_entries
+from tidegate.lake.manifest_entries import (
+    FileEntry,
+    holds_deletes,
+    manifests_of,
+    read_entries,
+)
 from tidegate.lake.table_properties import MANIFEST_SIZE, TARGET_SIZE, whole_property
 from tidegate.model.bin_packing import (
     DELETED_SHARE,
@@ -48,13 +53,17 @@ def predict_data_files(table: Table, options: RewriteDataFiles) -> Effect:
             packer = packers.get(key)
             if packer is None:
                 packer = packers[key] = Packer(sizes)
-            lost = min(deletes.rows_of(entry.path), entry.records)
-            packer.add(entry.bytes, must=lost > 0 and lost >= entry.records * DELETED_SHARE)
+            packer.add(entry.bytes, must=_must_go(entry, deletes, options.delete_file_threshold))
     groups = [
         group for packer in packers.values() for group in packer.groups(options.min_input_files)
     ]
     gone = sum(group.files - sizes.output_files(group.bytes) for group in groups)
-    return Effect("data files", Amount(files, size), Amount(files - gone, size))
+    return Effect(
+        "data files",
+        Amount(files, size),
+        Amount(files - gone, size),
+        rewritten=sum(group.files for group in groups),
+    )
 
 
 def predict_position_deletes(table: Table, options: RewritePositionDeleteFiles) -> Effect:
@@ -101,6 +110,14 @@ def _manifests_written(manifests: list[ManifestFile], target: int) -> int:
     # An empty one is not written.
     live = sum((one.added_files_count or 0) + (one.existing_files_count or 0) for one in manifests)
     return min(wanted, live)
+
+
+def _must_go(entry: FileEntry, deletes: Deletes, threshold: int) -> bool:
+    """Whether deletes have a data file rewritten, whatever its size."""
+    lost = min(deletes.rows_of(entry.path), entry.records)
+    if lost > 0 and lost >= entry.records * DELETED_SHARE:
+        return True
+    return threshold > 0 and deletes.files_for(entry) >= threshold
 
 
 def _deletes_first(manifests: Iterable[ManifestFile]) -> list[ManifestFile]:

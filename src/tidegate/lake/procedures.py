@@ -40,6 +40,8 @@ def rewrite_data_files(
     given = {"min-input-files": str(options.min_input_files)}
     if options.target_file_bytes is not None:
         given["target-file-size-bytes"] = str(options.target_file_bytes)
+    if options.delete_file_threshold:
+        given["delete-file-threshold"] = str(options.delete_file_threshold)
     if options.partial_progress:
         given["partial-progress.enabled"] = "true"
     if dangling:

@@ -37,17 +37,23 @@ if TYPE_CHECKING:
 _REPLACE = "replace"
 
 
-def read_facts(catalog: Catalog, relation: Relation) -> TableFacts | None:
-    """The table as it is now; None when there is none."""
-    return read_consistently(catalog, relation, facts_of)
+def read_facts(
+    catalog: Catalog, relation: Relation, target_file_bytes: int | None = None
+) -> TableFacts | None:
+    """The table as it is now; None when there is none.
+
+    `target_file_bytes` is the size to measure small files by; None is what the table itself says.
+    """
+    return read_consistently(catalog, relation, lambda table: facts_of(table, target_file_bytes))
 
 
-def facts_of(table: Table) -> TableFacts:
+def facts_of(table: Table, target_file_bytes: int | None = None) -> TableFacts:
     """What the table's metadata tells; FileNotFoundError where it is being changed."""
     metadata = table.metadata
     current = table.current_snapshot()
     manifests = manifests_of(table, current)
-    target = whole_property(metadata.properties, TARGET_SIZE, TARGET_FILE_BYTES)
+    own = whole_property(metadata.properties, TARGET_SIZE, TARGET_FILE_BYTES)
+    target = target_file_bytes or own
     found = _Files(FileSizes(target).least, Deletes(metadata))
     found.read(table, manifests)
     small = found.small(metadata.default_spec_id)

@@ -28,6 +28,7 @@ _CONNECT_SECONDS = 10.0
 # An answer may wait until a gateway has started the Spark behind it.
 _ANSWER_SECONDS = 300.0
 _CANCEL_SECONDS = 5.0
+_LEAVE_SECONDS = 0.5
 _USER = "tidegate"
 _POLL_SECONDS = (0.02, 0.05, 0.1, 0.2)
 _FETCHED_ROWS = 1000
@@ -62,6 +63,7 @@ class ThriftSession:
         secrets = (value for key, value in conf.items() if _SECRET.search(key))
         self._secrets = tuple(filter(None, (address.password, *secrets)))
         self._interrupted = threading.Event()
+        self._left = threading.Event()
         self._running: Any = None
         self._socket: socket.socket | None = None
         with self._translated("a session could not be opened"):
@@ -92,7 +94,6 @@ class ThriftSession:
             # Its statement may not have begun: with its session the server forgets it.
             self._cut()
             return
-        # The thread that waits for it leaves in any case; this ends the work itself.
         with suppress(OSError, Error, TException):
             _, transport = _transport(self._address, _CANCEL_SECONDS)
             try:
@@ -101,9 +102,13 @@ class ThriftSession:
                 client.CancelOperation(ttypes.TCancelOperationReq(operationHandle=running))
             finally:
                 transport.close()
+        # Rows that are made while they are fetched are waited for, whatever was cancelled.
+        if not self._left.wait(_LEAVE_SECONDS):
+            self._cut()
 
     def close(self) -> None:
         """End the session, and with it whatever still runs in it."""
+        self._left.set()
         if self._socket is not None:
             self._socket.settimeout(_CANCEL_SECONDS)
         with suppress(OSError, Error, TException):
@@ -136,6 +141,7 @@ class ThriftSession:
 
     def _refuse_interrupted(self) -> None:
         if self._interrupted.is_set():
+            self._left.set()
             raise DestinationError(f"the work at {self._address} was interrupted")
 
     def _cut(self) -> None:

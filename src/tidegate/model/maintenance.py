@@ -54,6 +54,9 @@ class RewriteDataFiles:
     """by the table's own order, as opposed to bin-packing"""
     partial_progress: bool = False
     """commit group by group, so that a killed run loses less"""
+    delete_file_threshold: int = 1
+    """a data file that so many delete files are for is rewritten without what they delete; with 0
+    only one that has lost much of its rows"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +126,15 @@ class Effect:
     """What an action does or did to what it works on.
 
     `of` says what is counted: all files for expire_snapshots and remove_orphan_files, else data
-    files, delete files or manifests. `snapshots` is how many expire_snapshots forgets.
+    files, delete files or manifests. `snapshots` is how many expire_snapshots forgets, `rewritten`
+    how many data files rewrite_data_files reads: as many may come of them again.
     """
 
     of: str
     before: Amount
     after: Amount
     snapshots: int | None = None
+    rewritten: int | None = None
 
     @property
     def removed(self) -> Amount:
@@ -138,4 +143,4 @@ class Effect:
 
     @property
     def is_nothing(self) -> bool:
-        return self.before == self.after and not self.snapshots
+        return self.before == self.after and not self.snapshots and not self.rewritten

@@ -20,6 +20,7 @@ from tidegate.pipeline.action_work import Result, Step, Work
 from tidegate.pipeline.expiring import expire_snapshots
 from tidegate.pipeline.orphan_removal import remove_orphan_files
 
+_REWRITTEN = "rewritten_data_files_count"
 _NO_DELETES = "the table has no position delete files"
 
 
@@ -62,7 +63,9 @@ def _rewriting(
     return Step(
         predicted,
         partial(_call, work, statement),
-        lambda _: replace(predicted, after=amount(work.facts())),
+        lambda result: replace(
+            predicted, after=amount(work.facts()), rewritten=result.told.get(_REWRITTEN)
+        ),
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 
 from tidegate.destinations.lake import LakeDestination
-from tidegate.errors import DestinationError
+from tidegate.errors import DestinationError, TidegateError
 from tidegate.lake.predicting import predict
+from tidegate.log import log
 from tidegate.model.maintenance import (
     Action,
     ActionOptions,
@@ -35,9 +36,16 @@ def foretell(
 def foretell_cheaply(
     context: Context, target: Endpoint, order: Order, *, now: datetime
 ) -> dict[Action, Effect]:
-    """The same without what needs a list of all files."""
-    steps = (step for step in order.steps if step[0] is not Action.REMOVE_ORPHAN_FILES)
-    return foretell(context, target, Order(tuple(steps)), now=now)
+    """The same without what needs a list of all files, and without what cannot be told."""
+    found: dict[Action, Effect] = {}
+    for action, options in order.steps:
+        if action is Action.REMOVE_ORPHAN_FILES:
+            continue
+        try:
+            found[action] = foretell_action(context, target, action, options, now=now)
+        except TidegateError as error:
+            log.info("not_foretold", action=action.value, error=error.message)
+    return found
 
 
 def foretell_action(

@@ -12,11 +12,11 @@ import psycopg
 from tidegate.control.lake_tables import CachedCatalog, CachedTable, LakeTables
 from tidegate.errors import TidegateError
 from tidegate.lake.metadata import list_locations
-from tidegate.lake.table_facts import read_facts
 from tidegate.log import log
 from tidegate.model.relation import Endpoint
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.orphan_estimate import estimate_orphans
+from tidegate.pipeline.target_facts import read_target_facts
 from tidegate.postgres.connect import Connection
 
 _ABANDONED_SECONDS = 600.0
@@ -44,8 +44,9 @@ class Refreshed:
 class Refresher:
     """Looks at every lake of a project; any number may, since one at a time does it."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, is_stopping: Callable[[], bool] = lambda: False) -> None:
         self._context = context
+        self._is_stopping = is_stopping
         self._tables = LakeTables(context.plane, context.settings.project.name)
 
     @property
@@ -87,6 +88,9 @@ class Refresher:
             removed = self._tables.remove_unseen(control, lake, listed_at)
         done = Refreshed(catalogs=1, removed=removed)
         for relation, location in found.items():
+            if self._is_stopping():
+                # The catalog does not count as looked at, so the next refresh reads the rest.
+                return done
             if location is not None and known.get(relation) == location:
                 done += Refreshed(unchanged=1)
             else:
@@ -120,7 +124,7 @@ def refresh_table(context: Context, control: Connection, target: Endpoint) -> bo
 def _read_table(context: Context, control: Connection, target: Endpoint) -> bool:
     tables = LakeTables(context.plane, context.settings.project.name)
     read_at = tables.clock(control)
-    facts = read_facts(context.catalog(target.connection), target.relation)
+    facts = read_target_facts(context, target)
     if facts is None:
         tables.remove(control, target)
         return False
@@ -168,12 +172,12 @@ class RefreshLoop:
     def __init__(
         self, context: Context, then: Callable[[Connection], object] = lambda _: None
     ) -> None:
-        self.refresher = Refresher(context)
+        self._stopping = threading.Event()
+        self.refresher = Refresher(context, self._stopping.is_set)
         self._context = context
         self._interval = context.settings.maintenance.refresh_seconds
         self._then = then
         self._control: Connection | None = None
-        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tidegate-refresher", daemon=True)
 
     def start(self) -> None:

@@ -80,7 +80,10 @@ def parse_value(key: Key, text: str) -> Any:
 
 
 def _is_reserved(name: str) -> bool:
-    return name in RESERVED or name.startswith("TEST_") or bool(_SERVICE_LINK.fullmatch(name))
+    if name in RESERVED or name.startswith("TEST_"):
+        return True
+    # No service's name has two dashes before its port, so that SERVE__PORT is a setting.
+    return "__" not in name and bool(_SERVICE_LINK.fullmatch(name))
 
 
 def _table(value: Any) -> Mapping[str, Any]:

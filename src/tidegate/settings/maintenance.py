@@ -67,10 +67,15 @@ class RewriteDataFilesOptions(Section):
     min_input_files: Positive = 5
     sort: bool = False
     partial_progress: bool = False
+    delete_file_threshold: Count = 1
 
     def options(self) -> ActionOptions:
         return model.RewriteDataFiles(
-            self.target_file_size, self.min_input_files, self.sort, self.partial_progress
+            self.target_file_size,
+            self.min_input_files,
+            self.sort,
+            self.partial_progress,
+            self.delete_file_threshold,
         )
 
 

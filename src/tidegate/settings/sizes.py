@@ -30,21 +30,3 @@ def parse_size(value: object) -> int:
     if found is None or not 0 <= found <= _MOST:
         raise ValueError(f"a size such as {EXAMPLES}")
     return int(found)
-
-
-def format_size(size: float) -> str:
-    """Return `size` for people.
-
-    >>> format_size(134217728)
-    '128 MB'
-    """
-    value, units = float(size), ["bytes", "KB", "MB", "GB", "TB"]
-    for unit in units[:-1]:
-        if value < 1024:
-            return (
-                f"{value:.0f} {unit}"
-                if value >= 10 or value == int(value)
-                else f"{value:.1f} {unit}"
-            )
-        value /= 1024
-    return f"{value:,.1f} {units[-1]}"

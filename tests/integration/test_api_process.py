@@ -1,0 +1,202 @@
+"""`tidegate serve` as a process: how it starts and leaves, and a database that goes and comes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+
+from forked import Forked
+from integration.cached_lakes import ORDERS, cared_place, refresh, small_files
+from integration.commands import BUSY, DONE, tidegate
+from integration.conftest import MakePlace
+from integration.served import problem, serving
+from tidegate.postgres.embedded import EmbeddedServer
+
+
+@contextmanager
+def served(folder: Path, *arguments: str) -> Iterator[tuple[Forked, dict[str, Any]]]:
+    """A process that serves, and what it said when it began to."""
+    ours, theirs = os.pipe()
+    quiet = os.open(os.devnull, os.O_RDWR)
+    process = Forked(
+        ["tidegate", "serve", "--port", "0", "--json", *arguments],
+        (quiet, theirs, quiet),
+        os.environ,
+        folder,
+    )
+    os.close(theirs)
+    os.close(quiet)
+    try:
+        with os.fdopen(ours) as said:
+            text = ""
+            while not text.rstrip().endswith("}"):
+                line = said.readline()
+                assert line, "it ended"
+                text += line
+            yield process, json.loads(text)
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def test_it_says_where_it_listens_and_leaves_within_two_seconds_of_being_told(
+    make_place: MakePlace,
+) -> None:
+    place = make_place()
+    with served(place.folder) as (process, said), httpx.Client(base_url=said["address"]) as client:
+        assert said["tokens_needed"] is False
+        assert client.get("/healthz").json() == {"status": "ok"}
+        assert client.get("/jobs").json()["jobs"] == []
+        assert sweeper_age(client) < 60
+        told = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert time.monotonic() - told < 2
+
+
+def sweeper_age(client: httpx.Client) -> float:
+    """Of the sweep that the service does itself."""
+    deadline = time.monotonic() + 10
+    while True:
+        found = client.get("/readyz").json().get("sweeper_age_seconds")
+        if found is not None:
+            return float(found)
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_it_leaves_within_two_seconds_even_while_a_request_waits_for_the_database(
+    make_place: MakePlace,
+) -> None:
+    place = make_place()
+    with served(place.folder) as (process, said), place.control.connect() as blocker:
+        blocker.execute("BEGIN")
+        blocker.execute("LOCK TABLE tidegate_control.control_plane IN ACCESS EXCLUSIVE MODE")
+        with socket.create_connection(address_of(said["address"])) as waiting:
+            waiting.sendall(b"GET /drain HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            wait_until_blocked(place.control.conninfo)
+            told = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            process.wait(10)
+            assert time.monotonic() - told < 2.2
+
+
+def wait_until_blocked(conninfo: str) -> None:
+    text = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    deadline = time.monotonic() + 10
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        while True:
+            row = connection.execute(text).fetchone()
+            assert row is not None
+            if row[0]:
+                return
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+def address_of(url: str) -> tuple[str, int]:
+    parsed = httpx.URL(url)
+    assert parsed.port is not None
+    return parsed.host, parsed.port
+
+
+def test_a_port_that_is_taken_is_said_with_the_way_out(make_place: MakePlace) -> None:
+    place = make_place()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = tidegate(place.folder, "serve", "--port", str(taken.getsockname()[1]))
+    assert done.code == BUSY
+    assert "--port" in done.err
+
+
+def test_with_a_token_another_address_is_bound(make_place: MakePlace) -> None:
+    place = make_place()
+    text = tidegate(place.folder, "token", "create", "ci").out.strip()
+    with served(place.folder, "--host", "0.0.0.0") as (_, said):
+        assert said["tokens_needed"] is True
+        port = address_of(said["address"])[1]
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+            problem(client.get("/jobs"), 401, "unauthorized")
+            headers = {"Authorization": f"Bearer {text}", "Host": "tidegate.example"}
+            assert client.get("/jobs", headers=headers).status_code == 200
+
+
+def test_a_database_that_is_down_is_said_as_such_and_all_is_well_when_it_is_back(
+    make_place: MakePlace, server: EmbeddedServer
+) -> None:
+    place = cared_place(make_place)
+    small_files(place, ORDERS, files=2)
+    refresh(place)
+    wish = {"actions": ["expire_snapshots"]}
+    with place.open() as project, serving(project) as client:
+        assert client.get("/jobs").status_code == 200
+        server.stop("immediate")
+        try:
+            time.sleep(1.1)  # what was known a second ago counts no more
+            requests = [
+                client.get("/jobs"),
+                client.get("/tables"),
+                client.get("/tables/raw/orders/status/cached"),
+                client.get("/tables/raw/orders/health"),
+                client.get("/metrics"),
+                client.get("/syncs"),
+                client.get("/watermarks"),
+                client.put("/drain", json={"draining": True}),
+                client.post("/tables/raw/orders/maintenance", json=wish),
+            ]
+            for answer in requests:
+                found = problem(answer, 503, "database-unavailable")
+                assert int(answer.headers["retry-after"]) > 0
+                assert "password" not in str(found)
+                assert "127.0.0.1" not in str(found)
+            ready = problem(client.get("/readyz"), 503, "not-ready")
+            assert ready["reasons"] == ["the control database does not answer"]
+            assert client.get("/healthz").status_code == 200
+        finally:
+            server.start()
+        assert client.get("/tables/raw/orders/status/cached").status_code == 200
+        assert client.get("/readyz").status_code == 200
+        assert client.post("/tables/raw/orders/maintenance", json=wish).status_code == 202
+
+
+def test_a_database_of_another_version_is_not_ready(make_place: MakePlace) -> None:
+    place = make_place()
+    with place.open() as project, serving(project) as client:
+        place.control.execute(
+            "DELETE FROM tidegate_control.schema_migrations WHERE version = "
+            "(SELECT max(version) FROM tidegate_control.schema_migrations)"
+        )
+        found = problem(client.get("/readyz"), 503, "not-ready")
+        assert "schema version" in found["reasons"][0]
+
+
+def test_nobody_sweeping_is_not_ready(make_place: MakePlace) -> None:
+    place = make_place()
+    with place.open() as project, serving(project) as client:
+        assert client.get("/readyz").status_code == 200
+        place.control.execute(
+            "INSERT INTO tidegate_control.sweeps VALUES ('shop', now() - interval '1 hour', 'x')"
+        )
+        found = problem(client.get("/readyz"), 503, "not-ready")
+        assert "nobody has swept for 36" in found["reasons"][0]
+
+
+def test_the_description_needs_no_database_and_no_project_of_ours(tmp_path: Path) -> None:
+    done = tidegate(tmp_path, "serve", "--openapi")
+    assert done.code == DONE
+    assert done.document["openapi"].startswith("3.1")
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "x"])
+def test_a_port_that_is_none_is_refused(make_place: MakePlace, port: str) -> None:
+    assert tidegate(make_place().folder, "serve", "--port", port).code == 2
