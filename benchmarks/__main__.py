@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import lake, load, many, queues, status, wide
+from benchmarks import lake, load, many, queues, service, status, wide
 from benchmarks.report import Report
 
 
@@ -20,7 +20,10 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=5_000)
     parser.add_argument("--files", type=int, default=10_000)
     parser.add_argument(
-        "subject", nargs="?", choices=("load", "lake", "queue", "status"), help="only this one"
+        "subject",
+        nargs="?",
+        choices=("load", "lake", "queue", "status", "service"),
+        help="only this one",
     )
     options = parser.parse_args()
     report = Report()
@@ -37,6 +40,9 @@ def main() -> int:
     if options.subject in (None, "status"):
         print(f"status of a table with {options.files:,} data files, from its metadata")
         status.run(report, files=options.files, repeats=options.repeats)
+    if options.subject in (None, "service"):
+        print("cached reads over HTTP, one process, with a token")
+        service.run(report, seconds=5, connections=32)
     if report.missed:
         print(f"missed: {', '.join(report.missed)}")
     return 1 if report.missed else 0

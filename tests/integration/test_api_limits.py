@@ -105,7 +105,7 @@ def test_a_head_that_does_not_end_is_refused_before_it_fills_the_memory(
 ) -> None:
     with wire(client) as connection:
         connection.sendall(b"GET /jobs HTTP/1.1\r\nHost: localhost\r\n")
-        for number in range(40):
+        for number in range(33):
             connection.sendall(b"X-%d: %b\r\n" % (number, b"y" * 1000))
         status, document = received(connection)
     assert (status, document["type"]) == (431, "/problems/headers-too-large")
@@ -126,9 +126,10 @@ def test_an_address_that_is_too_long_is_refused(client: httpx.Client) -> None:
     problem(client.get("/jobs?name=" + "x" * 9000), 413, "request-too-large")
 
 
-def test_what_is_not_http_is_told_so(client: httpx.Client) -> None:
+@pytest.mark.parametrize("sent", [b"\x16\x03\x01 hello\r\n\r\n", b"GET /\xff HTTP/1.1\r\n\r\n"])
+def test_what_is_not_http_is_told_so(client: httpx.Client, sent: bytes) -> None:
     with wire(client) as connection:
-        connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+        connection.sendall(sent)
         status, document = received(connection)
     assert (status, document["type"]) == (400, "/problems/malformed-request")
 
@@ -170,3 +171,13 @@ def test_every_problem_has_a_page(client: httpx.Client) -> None:
     for one in listed:
         assert client.get(one["type"]).json() == one
     problem(client.get("/problems/none"), 404, "not-found")
+
+
+def test_the_page_for_people_shows_every_route_and_loads_nothing(client: httpx.Client) -> None:
+    answer = client.get("/docs")
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+    for path, methods in client.get("/openapi.json").json()["paths"].items():
+        for method in methods:
+            assert f"<b>{method.upper()}</b> <code>{path}</code>" in answer.text
+    assert "<script" not in answer.text
+    assert "https://" not in answer.text

@@ -200,3 +200,22 @@ def test_the_description_needs_no_database_and_no_project_of_ours(tmp_path: Path
 @pytest.mark.parametrize("port", ["-1", "65536", "x"])
 def test_a_port_that_is_none_is_refused(make_place: MakePlace, port: str) -> None:
     assert tidegate(make_place().folder, "serve", "--port", port).code == 2
+
+
+def test_up_runs_the_service_beside_the_workers_and_ends_both(make_place: MakePlace) -> None:
+    place = make_place()
+    ours, theirs = os.pipe()
+    quiet = os.open(os.devnull, os.O_RDWR)
+    command = ["tidegate", "--set", "serve.port=0", "up", "--serve"]
+    process = Forked(command, (quiet, theirs, quiet), os.environ, place.folder)
+    os.close(theirs)
+    os.close(quiet)
+    with os.fdopen(ours) as said:
+        try:
+            lines = iter(said.readline, "")
+            line = next(one for one in lines if one.startswith("service | shop is served at "))
+            url = line.split()[6]
+            assert httpx.get(f"{url}/healthz").status_code == 200
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0

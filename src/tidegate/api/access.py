@@ -82,8 +82,7 @@ def refuse_strangers(headers: Headers, client: str | None) -> None:
         _refuse("this request comes from another machine")
     if any(name in headers for name in _FORWARDED):
         _refuse("this request comes through a proxy")
-    host = urlsplit("//" + headers.get(b"host", b"").decode("latin-1")).hostname
-    if host is None or not (host == "localhost" or is_loopback(host)):
+    if not is_loopback(_host(headers)):
         _refuse("this request names another host")
     origin = headers.get(b"origin")
     if origin is not None and origin.decode("latin-1").partition("://")[2] != headers.get(
@@ -92,6 +91,14 @@ def refuse_strangers(headers: Headers, client: str | None) -> None:
         _refuse("this request comes from a page of another site")
     if headers.get(b"sec-fetch-site") == b"cross-site":
         _refuse("this request comes from a page of another site")
+
+
+def _host(headers: Headers) -> str:
+    """The name under which we were asked, without its port."""
+    try:
+        return urlsplit("//" + headers.get(b"host", b"").decode("latin-1")).hostname or ""
+    except ValueError:
+        return ""
 
 
 def is_loopback(host: str) -> bool:

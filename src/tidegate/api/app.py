@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from anyio import to_thread
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 from starlette.types import ASGIApp
 
 from tidegate.api import (
@@ -22,6 +22,7 @@ from tidegate.api import (
     tables,
     watermarks,
 )
+from tidegate.api.docs_page import page
 from tidegate.api.documentation import describe
 from tidegate.api.door import Door
 from tidegate.api.problems import answer_problems
@@ -55,11 +56,18 @@ def create_app(project: Project) -> ASGIApp:
 
 def routes() -> FastAPI:
     """Every route, without anything behind them."""
-    app = FastAPI(title="Tidegate", lifespan=_lifespan, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="Tidegate", lifespan=_lifespan, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
     for module in ROUTERS:
         app.include_router(module.router)
-    app.openapi = lambda: describe(app)  # type: ignore[method-assign]
+    app.openapi = lambda: describe(app, [one.router for one in ROUTERS])  # type: ignore[method-assign]
     answer_problems(app)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return page(app.openapi())
+
     return app
 
 

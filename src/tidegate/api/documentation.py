@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fastapi import Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field
 
 from tidegate.api import problem_kinds as kinds
-from tidegate.api.problem_kinds import ProblemKind
+from tidegate.api.problem_kinds import PROBLEM_KINDS, ProblemKind
 from tidegate.api.problems import PROBLEM_JSON, Problem
 from tidegate.api.service import Allow
 from tidegate.model.access import Scope
@@ -93,8 +94,7 @@ def problems(*told: ProblemKind) -> dict[int | str, dict[str, Any]]:
         if kind.title not in entry["description"]:
             entry["description"] += f"; or: {kind.title}"
         entry["content"][PROBLEM_JSON]["examples"][kind.name] = {
-            "summary": kind.title,
-            "value": Problem(kind, kind.text).document("/…"),
+            "$ref": f"#/components/examples/{kind.name}"
         }
         for name, text in _HEADERS.get(kind.status, {}).items():
             entry.setdefault("headers", {})[name] = {
@@ -109,7 +109,7 @@ def shown(text: str, example: Any, **more: Any) -> dict[str, Any]:
     return {"description": text, "content": {"application/json": {"example": example}}, **more}
 
 
-def describe(app: FastAPI) -> dict[str, Any]:
+def describe(app: FastAPI, routers: Sequence[APIRouter]) -> dict[str, Any]:
     """The OpenAPI document, made once."""
     if app.openapi_schema is None:
         document = get_openapi(
@@ -121,10 +121,19 @@ def describe(app: FastAPI) -> dict[str, Any]:
             routes=app.routes,
             tags=TAGS,
         )
+        for router in routers:
+            _restore_examples(document, router)
         components = document.setdefault("components", {})
         components.setdefault("schemas", {})["Problem"] = ProblemDocument.model_json_schema()
         for unused in ("HTTPValidationError", "ValidationError"):
             components["schemas"].pop(unused, None)
+        components["examples"] = {
+            kind.name: {
+                "summary": kind.title,
+                "value": Problem(kind, kind.text).document("/…"),
+            }
+            for kind in PROBLEM_KINDS.values()
+        }
         components["securitySchemes"] = {
             "token": {
                 "type": "http",
@@ -135,3 +144,15 @@ def describe(app: FastAPI) -> dict[str, Any]:
         }
         app.openapi_schema = document
     return app.openapi_schema
+
+
+def _restore_examples(document: dict[str, Any], router: APIRouter) -> None:
+    """FastAPI leaves out what is null, also where an example means it."""
+    for one in router.routes:
+        assert isinstance(one, APIRoute)
+        for method in one.methods or ():
+            answers = document["paths"][one.path][method.lower()]["responses"]
+            for status, given in one.responses.items():
+                for kind, content in given.get("content", {}).items():
+                    if "example" in content:
+                        answers[str(status)]["content"][kind]["example"] = content["example"]

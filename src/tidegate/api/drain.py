@@ -37,7 +37,9 @@ class Drain(BaseModel):
 class DrainWish(BaseModel):
     """Whether to drain."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, json_schema_extra={"examples": [{"draining": True}]}
+    )
 
     draining: bool
 

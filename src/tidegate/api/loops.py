@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tidegate.control.workers import Worker
 from tidegate.project import Project
-from tidegate.runtime.policy_loop import PolicyKeeper
-from tidegate.runtime.refreshing import RefreshLoop
 
 
 class Loops:
@@ -13,9 +11,8 @@ class Loops:
 
     def __init__(self, project: Project) -> None:
         identity = Worker.of_this_process(project.name, "tidegate serve")
-        policy = PolicyKeeper(project.context)
         self._sweeping = project.sweep_loop(identity.worker_id)
-        self._refreshing = RefreshLoop(project.context, then=policy.run_once)
+        self._refreshing = project.refresh_loop()
 
     def start(self) -> None:
         self._sweeping.start()

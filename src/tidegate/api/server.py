@@ -38,6 +38,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
+                headers=[("X-Content-Type-Options", "nosniff")],
                 timeout_graceful_shutdown=_GRACE_SECONDS,
             )
         )

@@ -114,7 +114,7 @@ class HistoryPage(BaseModel):
     next: str | None = Field(description="The address of the next page.")
 
 
-_FACTS = {
+_FACTS: dict[str, Any] = {
     "uuid": "0c6f…",
     "location": "file:///lake/raw/orders",
     "metadata_location": "file:///lake/raw/orders/metadata/00042.metadata.json",
@@ -153,7 +153,8 @@ _NAMES = {
     "stale_since": None,
     "stale_reason": None,
 }
-EXAMPLE: dict[str, Any] = _NAMES | {"facts": _FACTS}
+# Through the model, so that what is added there is shown here.
+EXAMPLE: dict[str, Any] = _NAMES | {"facts": TableFacts.read(_FACTS).document()}
 PAGE_EXAMPLE = {
     "tables": [EXAMPLE | {"state": "warning"}],
     "catalogs": [

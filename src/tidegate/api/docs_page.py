@@ -1,0 +1,79 @@
+"""`/docs`: the OpenAPI document for people; one page that runs and loads nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+from fastapi import Response
+
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em}"
+    "code,pre{font:13px/1.4 ui-monospace,monospace}pre{background:#8881;padding:.7em;overflow:auto}"
+    "summary{cursor:pointer;padding:.25em 0}b{display:inline-block;min-width:3.5em}"
+    "small{opacity:.7}table{border-collapse:collapse}td{padding:.1em 1em .1em 0;vertical-align:top}"
+    ":root{color-scheme:light dark}"
+)
+_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+
+
+def page(document: dict[str, Any]) -> Response:
+    """Every route by subject, each to be opened."""
+    about = document["info"]
+    parts = [
+        "<!doctype html><html lang=en><meta charset=utf-8>"
+        '<meta name=viewport content="width=device-width">'
+        f"<title>{escape(about['title'])}</title><style>{_STYLE}</style>",
+        f"<h1>{escape(about['title'])} <small>{escape(about['version'])}</small></h1>",
+        f"<p>{escape(about['summary'])} {escape(about['description'])}</p>",
+        '<p><a href="/openapi.json">OpenAPI document</a> · <a href="/problems">problems</a></p>',
+    ]
+    for tag in document["tags"]:
+        parts.append(f"<h2>{escape(tag['name'])}</h2><p>{escape(tag['description'])}</p>")
+        parts += _operations(document, tag["name"])
+    return Response("".join(parts), 200, _HEADERS, "text/html")
+
+
+def _operations(document: dict[str, Any], tag: str) -> Iterator[str]:
+    for path, methods in document["paths"].items():
+        for method, one in methods.items():
+            if tag in one["tags"]:
+                yield _operation(document, method.upper(), path, one)
+
+
+def _operation(document: dict[str, Any], method: str, path: str, one: dict[str, Any]) -> str:
+    scope = one.get("x-scope")
+    parts = [
+        f"<details><summary><b>{method}</b> <code>{escape(path)}</code> {escape(one['summary'])}"
+        f" <small>{scope if scope else 'no token'}</small></summary>",
+        f"<p>{escape(one.get('description', ''))}</p><table>",
+    ]
+    for given in one.get("parameters", ()):
+        text = escape(given.get("description", ""))
+        parts.append(
+            f"<tr><td><code>{escape(given['name'])}</code><td>{given['in']}<td>{text}</tr>"
+        )
+    parts.append("</table>")
+    for content in one.get("requestBody", {}).get("content", {}).values():
+        name = content["schema"]["$ref"].rpartition("/")[2]
+        for example in document["components"]["schemas"][name].get("examples", ()):
+            parts.append(f"<p>Body:</p>{_json(example)}")
+    for status, answer in one["responses"].items():
+        parts.append(f"<p><b>{status}</b> {escape(answer['description'])}</p>")
+        parts += [
+            _json(content["example"])
+            for content in answer.get("content", {}).values()
+            if "example" in content
+        ]
+    return "".join([*parts, "</details>"])
+
+
+def _json(example: Any) -> str:
+    text = (
+        example
+        if isinstance(example, str)
+        else json.dumps(example, indent=2, ensure_ascii=False, default=str)
+    )
+    return f"<pre>{escape(text)}</pre>"
