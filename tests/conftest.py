@@ -32,6 +32,7 @@ LONGEST = (
     "test_testing_kit",
     "test_scale_out",
     "test_named_points",
+    "test_maintenance_kills",
     "test_publish_kills",
     "test_lake_source_killed",
     "test_lake_rest",

@@ -105,8 +105,8 @@ class Queue:
         """Of a table of the lake; it takes its lock at once unless it says otherwise."""
         with self.opened() as project:
             target = Endpoint("lake", Relation("raw", name))
-            request = maintenance_request(project.context, target, order, actor="test", **options)
-            return self._submit(project, [request])[0]
+            request = maintenance_request(project.context, target, order, actor="test")
+            return self._submit(project, [replace(request, **options)])[0]
 
     def cancel(self, job_id: UUID) -> Cancelled:
         """As `tidegate job cancel` does; returns when that answers."""

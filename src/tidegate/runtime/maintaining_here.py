@@ -8,7 +8,7 @@ from uuid import UUID
 
 from tidegate.control.job_records import JobAction, JobRecords
 from tidegate.control.workers import user_name
-from tidegate.errors import TidegateError, UsageError
+from tidegate.errors import CommitUnknown, MaintenanceFailed, TidegateError, UsageError
 from tidegate.model.maintenance import Order
 from tidegate.model.relation import Endpoint
 from tidegate.pipeline.context import Context
@@ -51,7 +51,7 @@ def work_maintenance(context: Context, claimed: Claimed) -> bool:
     engine = engine_of(context)
     work = Maintenance(context, target, read_order(claim.name, claim.payload), engine)
     with context.plane.connect() as control:
-        return ClaimedWork(
+        claimed_work = ClaimedWork(
             context=context,
             control=control,
             destination=context.destination(target),
@@ -59,7 +59,14 @@ def work_maintenance(context: Context, claimed: Claimed) -> bool:
             actor=f"{user_name()} ({claimed.heartbeat.worker.command})",
             what=f"maintenance of {target}",
             interrupt=lambda: engine.interrupt(claim.attempt_id),
-        ).run(work.run)
+        )
+        try:
+            return claimed_work.run(work.run)
+        except TidegateError as error:
+            if error.permanent or isinstance(error, CommitUnknown):
+                raise
+            # The job has ended as failed: whoever sees this must not wait for another attempt.
+            raise MaintenanceFailed(error.message, error.hint) from error
 
 
 def maintain_here(
