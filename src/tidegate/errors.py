@@ -4,6 +4,8 @@ TidegateError
 ├── UsageError                exit 2: the command or declaration is wrong, nothing was changed
 │   ├── SettingsError         a setting is missing, unknown or malformed
 │   ├── UnknownTable          no lake of the project has such a table
+│   ├── AmbiguousTable        several lakes have it; `choices` are their names in full
+│   ├── KeyReused             an idempotency key was given to other work before
 │   └── DeclarationError      a sync declares something unsafe or impossible
 ├── BusyError                 exit 75: somebody else holds the lock, try again
 ├── ConnectionFailed          a database cannot be reached or refuses us
@@ -59,6 +61,18 @@ class SettingsError(UsageError):
 
 class UnknownTable(UsageError):
     """No lake of the project has such a table."""
+
+
+class AmbiguousTable(UsageError):
+    """Several lakes of the project have such a table."""
+
+    def __init__(self, message: str, hint: str, choices: tuple[str, ...]) -> None:
+        super().__init__(message, hint)
+        self.choices = choices
+
+
+class KeyReused(UsageError):
+    """An idempotency key was given to other work before."""
 
 
 class DeclarationError(UsageError):

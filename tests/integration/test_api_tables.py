@@ -124,6 +124,7 @@ def test_a_table_that_several_lakes_have_is_asked_for_with_its_lake(
         remember(project, Endpoint("lake", ORDERS))
         remember(project, Endpoint("second", ORDERS), like=Endpoint("lake", ORDERS))
         found = problem(client.get(f"{STATUS}/cached"), 422, "table-ambiguous")
+        assert sorted(found["choices"]) == ["lake:raw.orders", "second:raw.orders"]
         assert "lake:raw.orders" in found["detail"]
         assert "second:raw.orders" in found["detail"]
         for lake in ("lake", "second"):

@@ -24,7 +24,7 @@ from tidegate.api.table_documents import ApiRecommendation, HistoryPage
 from tidegate.api.tables import TABLE, Table, reading
 from tidegate.api.texts import PLAIN, no_nul
 from tidegate.control.job_records import JobRecords
-from tidegate.errors import UsageError
+from tidegate.errors import KeyReused
 from tidegate.insight.table_documents import history_document, recommendation_document
 from tidegate.insight.table_health import policy_of, table_recommendation
 from tidegate.insight.table_history import table_history
@@ -243,9 +243,7 @@ def _refused_key(submit: Any) -> Any:
     """A key that was given to other work is a problem of its own."""
     try:
         return submit()
-    except UsageError as error:
-        if "idempotency key" not in error.message:
-            raise
+    except KeyReused as error:
         raise Problem(kinds.KEY_REUSED, error.message, hint=error.hint) from None
 
 

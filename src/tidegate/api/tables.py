@@ -16,7 +16,7 @@ from tidegate.api.paging import Cursor, Limit, decode, encode, links
 from tidegate.api.problems import Problem
 from tidegate.api.service import Served, Service
 from tidegate.api.table_documents import ApiHealth, ApiTable, Refresh, TablePage
-from tidegate.errors import DestinationError, UnknownTable, UsageError
+from tidegate.errors import AmbiguousTable, DestinationError, UnknownTable
 from tidegate.insight.table_documents import health_document, listing_document, table_document
 from tidegate.insight.table_health import list_health, table_health
 from tidegate.insight.tables import TableView, find_table, list_tables, table_status
@@ -49,8 +49,10 @@ class TableName:
             return find_table(service.context, control, self.db, self.table)
         except UnknownTable as error:
             raise Problem(kinds.TABLE_NOT_FOUND, error.message, hint=error.hint) from None
-        except UsageError as error:
-            raise Problem(kinds.TABLE_AMBIGUOUS, error.message, hint=error.hint) from None
+        except AmbiguousTable as error:
+            raise Problem(
+                kinds.TABLE_AMBIGUOUS, error.message, hint=error.hint, choices=list(error.choices)
+            ) from None
 
 
 Table = Annotated[TableName, Depends()]

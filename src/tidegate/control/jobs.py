@@ -13,7 +13,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 
 from tidegate.control.plane import ControlPlane
-from tidegate.errors import BusyError, UsageError
+from tidegate.errors import BusyError, KeyReused, UsageError
 from tidegate.model.identity import new_job_id
 from tidegate.model.job import (
     Claim,
@@ -290,7 +290,7 @@ class Jobs:
             return None
         job_id, kind, name, is_same = row
         if not is_same:
-            raise UsageError(
+            raise KeyReused(
                 f"the idempotency key {request.idempotency_key!r} was given to job {job_id}, "
                 f"which asks for something else ({kind} {name})",
                 "use a new key for new work",

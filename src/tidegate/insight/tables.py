@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tidegate.control.lake_tables import CachedCatalog, CachedTable, LakeTables
-from tidegate.errors import DestinationError, UnknownTable, UsageError
+from tidegate.errors import AmbiguousTable, DestinationError, UnknownTable, UsageError
 from tidegate.model.orphan_estimate import OrphanEstimate
 from tidegate.model.pattern import split_parts
 from tidegate.model.relation import Endpoint, Relation
@@ -77,7 +77,7 @@ def cache(context: Context) -> LakeTables:
 def find_table(context: Context, control: Connection, db: str, table: str) -> TableView:
     """The cached table of this namespace, which `lake:` may precede; one statement.
 
-    UnknownTable when there is none, UsageError when several lakes have it.
+    UnknownTable when there is none, AmbiguousTable when several lakes have it.
     """
     known = lakes(context)
     catalog, separator, namespace = db.partition(":")
@@ -194,8 +194,10 @@ def _only(
     context: Context, control: Connection, text: str, found: Sequence[CachedTable]
 ) -> TableView:
     if len(found) > 1:
-        several = ", ".join(str(one.target) for one in found)
-        raise UsageError(f"{text} could be each of {several}", "name one of them in full")
+        several = tuple(str(one.target) for one in found)
+        raise AmbiguousTable(
+            f"{text} could be each of {', '.join(several)}", "name one of them in full", several
+        )
     if found:
         return cached_view(context, found[0])
     near = _nearest(text, cache(context).names(control, lakes(context)))

@@ -10,7 +10,7 @@ from uuid import UUID
 from psycopg.types.json import Jsonb
 
 from tidegate.control.jobs import Jobs
-from tidegate.errors import UsageError
+from tidegate.errors import KeyReused, UsageError
 from tidegate.model.identity import new_job_id
 from tidegate.model.job import MAINTENANCE, Holder, JobRequest, LockAt, Submission
 from tidegate.model.maintenance import Action, Effect, Order
@@ -149,7 +149,7 @@ def _recorded_before(
     assert row is not None
     job_id, kind, name, is_same = row
     if not is_same:
-        raise UsageError(
+        raise KeyReused(
             f"the idempotency key {idempotency_key!r} was given to job {job_id}, which asks for "
             f"something else ({kind} {name})",
             "use a new key for new work",
