@@ -41,7 +41,22 @@ class Turns:
             | claim_parameters(self.plane, self.worker_id, self.lease_seconds)
             | {"project": self.project, "kinds": list(self.kinds)},
         ).fetchall()
-        return Turn(set(rows[0][0] or ()), read_claims(row[1:] for row in rows))
+        won, needed = rows[0][:2]
+        picked = [row[2:] for row in rows]
+        claims = read_claims(picked)
+        jobs = Jobs(self.plane)
+        if needed:
+            jobs.settle(connection, needed)
+        limited = [row for row in picked if row[0]]
+        if limited:
+            claims += jobs.claim_limited(
+                connection,
+                self.worker_id,
+                limited,
+                project=self.project,
+                lease_seconds=self.lease_seconds,
+            )
+        return Turn(set(won or ()), claims)
 
     def claim(self, connection: Connection, limit: int) -> list[Claim]:
         return Jobs(self.plane).claim_ready(

@@ -13,6 +13,7 @@ import psycopg
 from tidegate.control.cancels import Cancelling, Cancels
 from tidegate.control.dead import DeadAttempt, DeadAttempts
 from tidegate.control.jobs import Jobs
+from tidegate.control.needs import Needs
 from tidegate.control.retention import prune
 from tidegate.control.sweeps import Sweeps
 from tidegate.errors import TidegateError
@@ -60,6 +61,7 @@ class Sweeper:
         half = Cancels(self._context.plane).list_half_done(control, project)
         reclaimed = sum(self._try(one, partial(self._reclaim, control, one)) for one in dead)
         cancelled = sum(self._try(one, partial(self._end_cancel, control, one)) for one in half)
+        Needs(self._context.plane).settle_all(control, actor=self._actor)
         Sweeps(self._context.plane).note(control, project, self._actor)
         if now() < self._tidy_at and not tidy:
             return Swept(reclaimed, cancelled)
