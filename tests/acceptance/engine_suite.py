@@ -137,7 +137,8 @@ class EngineSuite:
                 list(session.run(LONG))
             ended = time.monotonic()
         thread.join()
-        assert ended - interrupted[0] < 2
+        # Two seconds where nothing else runs; by itself it would take minutes.
+        assert ended - interrupted[0] < 10
         until(Still(self), "the engine to end the statement", 30)
         assert self.metadata_location() == before
 
