@@ -46,9 +46,7 @@ class Clockwork:
     options: dict[str, Any] = field(default_factory=dict)
 
     def scheduler(self, *declared: Scheduled, actor: str = "test") -> Scheduler:
-        return Scheduler(
-            self.project.context, declared, {NOTHING: self.prepare}, actor=actor
-        )
+        return Scheduler(self.project.context, declared, {NOTHING: self.prepare}, actor=actor)
 
     def prepare(self, one: Scheduled, tick: datetime) -> Enqueue:
         request = JobRequest(
