@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
+from itertools import count
 
 import pytest
 
-from acceptance.processes import until
+from acceptance.processes import Process, WarmProcess, until
 from integration.conftest import MakePlace, Place
 from tidegate.model.schedule import Schedule
 
@@ -27,27 +25,20 @@ MINUTELY = {
     "catch_up": "all",
 }
 YEARLY = MINUTELY | {"schedule": "0 0 1 1 *"}
+STARTED = "sees to 1 schedule"
+numbers = count()
 
 
 @contextmanager
-def started(
-    place: Place, *arguments: str, failpoint: str | None = None
-) -> Iterator[subprocess.Popen[str]]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("TIDEGATE_")}
-    if failpoint is not None:
-        environment["TIDEGATE_FAILPOINT"] = failpoint
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tidegate", *arguments, "--project", str(place.folder)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def started(place: Place, *arguments: str, failpoint: str | None = None) -> Iterator[Process]:
+    """A command in a process of its own, killed with all it started at the latest in the end."""
+    armed = {"TIDEGATE_FAILPOINT": failpoint} if failpoint else {}
+    command = ["tidegate", *arguments, "--project", str(place.folder)]
+    process = WarmProcess(command, place.folder / f"process{next(numbers)}", armed)
     try:
         yield process
     finally:
-        process.kill()
-        process.communicate()
+        process.kill_all()
 
 
 def look_back(place: Place, minutes: int) -> datetime:
@@ -85,8 +76,7 @@ def test_one_that_is_killed_between_any_two_steps_leaves_all_or_nothing(
     place = make_place(MINUTELY)
     since = look_back(place, 10)
     with started(place, "scheduler", failpoint=f"{point}=kill") as process:
-        process.communicate(timeout=60)
-        assert process.returncode == -signal.SIGKILL
+        assert process.wait().code == -signal.SIGKILL
     left = ticks(place)
     jobs = place.control.value("SELECT count(*) FROM tidegate_control.jobs")
     if point == "tick.committed":
@@ -94,7 +84,7 @@ def test_one_that_is_killed_between_any_two_steps_leaves_all_or_nothing(
     else:
         assert (left, jobs, seen_until(place)) == ([], 0, since)
     with started(place, "scheduler", "--once") as process:
-        process.communicate(timeout=60)
+        assert process.wait().code == 0
     assert ticks(place) == Schedule("* * * * *").between(since, seen_until(place))
     assert place.control.execute(
         "SELECT count(*) FROM tidegate_control.jobs",
@@ -111,8 +101,7 @@ def test_schedulers_that_are_killed_again_and_again_queue_every_tick_once(
         for _ in range(4):
             pair = [stack.enter_context(started(place, "scheduler")) for _ in range(2)]
             for process in pair:
-                assert process.stdout is not None
-                assert "sees to 1 schedule" in process.stdout.readline()
+                process.wait_for(lambda one=process: STARTED in one.out, "its start")  # type: ignore[misc]
             time.sleep(chance.uniform(0.0, 0.3))
             for process in pair:
                 process.kill()
@@ -125,34 +114,28 @@ def test_schedulers_that_are_killed_again_and_again_queue_every_tick_once(
 def test_a_scheduler_ends_when_it_is_told_to(make_place: MakePlace) -> None:
     place = make_place(YEARLY)
     with started(place, "scheduler") as process:
-        assert process.stdout is not None
-        assert "sees to 1 schedule of shop" in process.stdout.readline()
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=5)
-        assert process.returncode == 0
+        process.wait_for(lambda: STARTED in process.out, "its start")
+        process.send(signal.SIGTERM)
+        assert process.wait(5).code == 0
 
 
 def test_up_runs_a_scheduler_where_something_has_a_schedule(make_place: MakePlace) -> None:
     place = make_place(YEARLY)
     with started(place, "up") as process:
-        said: list[str] = []
-        assert process.stdout is not None
-        for line in process.stdout:
-            said.append(line)
-            if "sees to 1 schedule" in line:
-                break
-        assert "1 worker process and a scheduler" in said[0]
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=20)
-        assert process.returncode == 0
-    assert place.control.value("SELECT count(*) FROM tidegate_control.schedules") == 1
+        process.wait_for(
+            lambda: STARTED in process.out and " takes " in process.out, "the start of both"
+        )
+        declared = "SELECT count(*) FROM tidegate_control.schedules"
+        until(lambda: place.control.value(declared) == 1, "the first look")
+        process.send(signal.SIGTERM)
+        ended = process.wait(20)
+    assert ended.code == 0, ended
+    assert "1 worker process and a scheduler; Ctrl-C ends" in ended.out
 
 
-def test_up_runs_no_scheduler_where_nothing_has_one(make_place: MakePlace) -> None:
+def test_up_runs_no_scheduler_where_nothing_has_a_schedule(make_place: MakePlace) -> None:
     place = make_place({key: value for key, value in YEARLY.items() if key != "schedule"})
     with started(place, "up") as process:
-        assert process.stdout is not None
-        assert "1 worker process; Ctrl-C ends" in process.stdout.readline()
-        process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=20)
-        assert "scheduler" not in out
+        process.wait_for(lambda: " takes " in process.out, "the start of the worker")
+        process.send(signal.SIGTERM)
+        assert "scheduler" not in process.wait(20).out
