@@ -5,8 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
+from uuid import uuid4
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from integration.conftest import MakePlace
 from integration.scheduling import Clockwork, at, open_clockwork, scheduled
@@ -79,6 +82,31 @@ def test_schedulers_side_by_side_queue_each_tick_once_and_miss_none(
     assert sum(one.queued for one in done) == sum(
         len(clockwork.ticks(one.name)) for one in declared
     )
+
+
+@given(
+    minute=st.sampled_from(["0", "30", "*/17", "5,55"]),
+    hour=st.sampled_from(["*", "2", "1-3", "*/5"]),
+    zone=st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe"]),
+    start=st.sampled_from(STARTS),
+    gaps=st.lists(st.integers(0, 60 * 30), min_size=1, max_size=12),
+)
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_whenever_it_looks_the_ticks_up_to_then_have_been_queued_once(
+    clockwork: Clockwork, minute: str, hour: str, zone: str, start: str, gaps: list[int]
+) -> None:
+    one = scheduled(f"{minute} {hour} * * *", zone, CatchUp.ALL, name=uuid4().hex)
+    now = at(start)
+    clockwork.begin(now, one)
+    for gap in gaps:
+        now += timedelta(minutes=gap)
+        # One that has just started knows nothing but what is in the database.
+        scheduler = clockwork.scheduler(one)
+        for _ in range(5):
+            scheduler.run_once(clockwork.control, now)
+        assert clockwork.queued(one.name) == one.schedule.between(at(start), now)
 
 
 def test_a_hundred_days_that_nobody_saw_are_caught_up_with_in_pieces(clockwork: Clockwork) -> None:
