@@ -127,6 +127,27 @@ def test_a_claim_reads_as_many_rows_as_it_takes(store: Store, mode: str, limit: 
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_however_many_wait_for_a_place_what_is_used_up_is_counted_once(
+    store: Store, mode: str
+) -> None:
+    waiting, others = ["full"], 3_000
+    with store.session.transaction(force_rollback=True):
+        first = "SELECT job_id FROM job_queue WHERE claimed_at IS NULL"
+        store.execute("UPDATE job_queue SET limits = %s WHERE claimed_at IS NOT NULL", waiting)
+        store.execute(
+            f"UPDATE job_queue SET limits = %s, priority = 9 WHERE job_id IN ({first} LIMIT %s)",
+            waiting,
+            others,
+        )
+        store.execute("ANALYZE job_queue")
+        found = plan(store, *claiming(store, 10), mode)
+    (counting,) = [node for node in found if node.get("Index Name") == "job_queue_claimed"]
+    assert (counting["Actual Loops"], counting["Actual Rows"]) == (1, CLAIMED)
+    (picking,) = [node for node in found if node.get("Index Name") == "job_queue_ready"]
+    assert picking["Actual Rows"] <= 10 + CLAIMED
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("project", ["shop", None])
 def test_looking_for_the_dead_reads_only_what_is_claimed(
     store: Store, mode: str, project: str | None

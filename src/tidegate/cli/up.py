@@ -25,8 +25,8 @@ def up(
 ) -> None:
     """Run the project's workers together, with the service if wanted, and stop them together.
 
-    Where something has a schedule, a scheduler runs beside them. One that dies is started again; one
-    that dies five times in a row within seconds ends them all.
+    Where something has a schedule, a scheduler runs beside them. One that dies is started again;
+    one that dies five times in a row within seconds ends them all.
 
     Example: tidegate up --workers 2
     """

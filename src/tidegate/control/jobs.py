@@ -16,6 +16,7 @@ from tidegate.control.limits import Limits
 from tidegate.control.needs import Needs
 from tidegate.control.plane import ControlPlane
 from tidegate.errors import BusyError, KeyReused, UsageError
+from tidegate.log import log
 from tidegate.model.identity import new_job_id
 from tidegate.model.job import (
     Claim,
@@ -27,7 +28,7 @@ from tidegate.model.job import (
     Submission,
     Submitted,
 )
-from tidegate.postgres.connect import Connection
+from tidegate.postgres.connect import Connection, first_line
 
 _CLAIM_TRIES = 5
 
@@ -163,9 +164,15 @@ class Jobs:
         return {row[0] for row in rows}
 
     def settle(self, connection: Connection, job_ids: Iterable[UUID]) -> None:
-        """Tell those who wait for these jobs how they ended."""
+        """Tell those who wait for these jobs how they ended.
+
+        The end of the jobs stands whatever happens here: a scheduler or sweeper tells them, too.
+        """
         for job_id in job_ids:
-            Needs(self.plane).settle(connection, job_id)
+            try:
+                Needs(self.plane).settle(connection, job_id)
+            except pg.Error as error:
+                log.warning("needs_not_settled", job=str(job_id), error=first_line(error))
 
     def claim_limited(
         self,

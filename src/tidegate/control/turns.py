@@ -41,8 +41,8 @@ class Turns:
             | claim_parameters(self.plane, self.worker_id, self.lease_seconds)
             | {"project": self.project, "kinds": list(self.kinds)},
         ).fetchall()
-        won, needed = rows[0][:2]
-        picked = [row[2:] for row in rows]
+        won, needed, freed = rows[0][:3]
+        picked = [row[3:] for row in rows]
         claims = read_claims(picked)
         jobs = Jobs(self.plane)
         if needed:
@@ -56,6 +56,9 @@ class Turns:
                 project=self.project,
                 lease_seconds=self.lease_seconds,
             )
+        if not claims and (needed or freed):
+            # The endings have made something ready that the statement could not see.
+            claims = self.claim(connection, limit)
         return Turn(set(won or ()), claims)
 
     def claim(self, connection: Connection, limit: int) -> list[Claim]:

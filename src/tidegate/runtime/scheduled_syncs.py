@@ -15,14 +15,26 @@ from tidegate.model.scheduled import Scheduled, TickOutcome
 from tidegate.model.sync import Sync
 from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
+from tidegate.runtime.lease import now
 from tidegate.runtime.runner import RunOptions, sync_request
 from tidegate.runtime.scheduler import Enqueue, Enqueued, Prepare
+
+_FRESH_SECONDS = 5.0
 
 
 def prepare_syncs(context: Context, expand: Callable[[str], Sequence[Sync]]) -> Prepare:
     """What a scheduler does for syncs; `expand` gives the tables that a name stands for."""
+    known: dict[str, tuple[float, Enqueue]] = {}
 
     def prepare(scheduled: Scheduled, tick: datetime) -> Enqueue:
+        # Many ticks that are caught up with at once need not ask the source each.
+        made_at, made = known.get(scheduled.name, (0.0, None))
+        if made is None or now() - made_at > _FRESH_SECONDS:
+            made = prepare_now(scheduled)
+            known[scheduled.name] = now(), made
+        return made
+
+    def prepare_now(scheduled: Scheduled) -> Enqueue:
         requests, refused = [], []
         for sync in expand(scheduled.name):
             if sync.refused is None:

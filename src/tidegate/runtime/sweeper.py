@@ -15,6 +15,7 @@ from tidegate.control.dead import DeadAttempt, DeadAttempts
 from tidegate.control.jobs import Jobs
 from tidegate.control.needs import Needs
 from tidegate.control.retention import prune
+from tidegate.control.schedules import Schedules
 from tidegate.control.sweeps import Sweeps
 from tidegate.errors import TidegateError
 from tidegate.log import log
@@ -97,6 +98,7 @@ class Sweeper:
     def _forget(self, control: Connection) -> int:
         """Forget jobs that ended long ago, some at a time."""
         keep = self._context.settings.worker.keep_jobs_seconds
+        Schedules(self._context.plane, self._context.settings.project.name).prune(control, keep)
         forgotten = 0
         for _ in range(_MOST_CHUNKS):
             chunk = prune(control, self._context.plane, keep)

@@ -138,11 +138,14 @@ ORDER BY p.priority DESC, p.visible_at, p.job_id
 
 -- name: take_turn
 -- Finish and claim in one statement, hence in one commit and one round trip; there is always a
--- row, which names the attempts that were ended. What the ending unlocks is claimed a turn later.
+-- row, which names the attempts that were ended, the jobs among them that others need, and whether
+-- places became free. What the ending unlocks is claimed a turn later.
 WITH {finishing},
 {claiming}
-SELECT e.won, e.needed, p.limits, p.job_id, r.attempt_id, r.fence, r.kind, r.name, r.resource,
-       r.payload, r.plan, r.attempt_count, r.error_count, r.max_attempts
+SELECT e.won, e.needed,
+       EXISTS (SELECT FROM ended_queue WHERE limits IS NOT NULL), p.limits, p.job_id, r.attempt_id,
+       r.fence, r.kind, r.name, r.resource, r.payload, r.plan, r.attempt_count, r.error_count,
+       r.max_attempts
 FROM (SELECT array_agg(attempt_id) AS won, array_agg(job_id) FILTER (WHERE needed) AS needed
       FROM finished) e
 LEFT JOIN (picked p LEFT JOIN running r ON r.job_id = p.job_id) ON true
