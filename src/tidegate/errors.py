@@ -4,6 +4,7 @@ TidegateError
 ├── UsageError                exit 2: the command or declaration is wrong, nothing was changed
 │   ├── SettingsError         a setting is missing, unknown or malformed
 │   ├── UnknownTable          no lake of the project has such a table
+│   ├── StateDamaged          a state file is not whole; it is kept as it is
 │   └── DeclarationError      a sync declares something unsafe or impossible
 ├── BusyError                 exit 75: somebody else holds the lock, try again
 ├── ConnectionFailed          a database cannot be reached or refuses us
@@ -59,6 +60,10 @@ class SettingsError(UsageError):
 
 class UnknownTable(UsageError):
     """No lake of the project has such a table."""
+
+
+class StateDamaged(UsageError):
+    """A state file is not whole, or of another version; it is kept as it is."""
 
 
 class DeclarationError(UsageError):

@@ -21,6 +21,7 @@ from tidegate.cli import prove as prove_module
 from tidegate.cli import remove as remove_module
 from tidegate.cli import run as run_module
 from tidegate.cli import serve as serve_module
+from tidegate.cli import state as state_module
 from tidegate.cli import status as status_module
 from tidegate.cli import sweeper as sweeper_module
 from tidegate.cli import table as table_module
@@ -65,6 +66,7 @@ app.add_typer(job_module.app, name="job")
 app.add_typer(table_module.app, name="table")
 app.add_typer(drain_module.app, name="drain")
 app.add_typer(token_module.app, name="token")
+app.add_typer(state_module.app, name="state")
 app.add_typer(db_module.app, name="db")
 
 
