@@ -48,6 +48,9 @@ POINTS = (
     "orphans.deleted",
     "cancel.requested",
     "cancel.fenced",
+    "state.written",
+    "state.loaded",
+    "notice.delivered",
 )
 
 

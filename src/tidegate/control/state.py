@@ -15,6 +15,7 @@ from tidegate.control.draining import refuse_draining
 from tidegate.control.plane import ControlPlane
 from tidegate.control.state_tables import REPLACED, STATE_TABLES, StateTable
 from tidegate.errors import UsageError
+from tidegate.failpoints import reach
 from tidegate.model.state_file import (
     StateHeader,
     check_state,
@@ -132,6 +133,7 @@ class ControlState:
             self.plane.statement("jobs", "announce_projects"),
             {"channel": self.plane.channel("jobs"), "projects": [self.project]},
         )
+        reach("state.loaded")
         return Loaded(header, rows, taken)
 
     def _take_identity(self, connection: Connection, header: StateHeader) -> bool:

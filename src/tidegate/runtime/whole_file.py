@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from tidegate.failpoints import reach
+
 _LEFT_BEHIND_SECONDS = 3_600.0
 
 
@@ -24,6 +26,7 @@ def write_whole(path: Path, pieces: Iterable[bytes]) -> int:
                 size += file.write(piece)
             file.flush()
             os.fsync(file.fileno())
+        reach("state.written")
         part.replace(path)
     except BaseException:
         part.unlink(missing_ok=True)
