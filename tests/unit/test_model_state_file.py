@@ -106,7 +106,8 @@ def test_rows_may_be_more_than_memory_holds() -> None:
 
     def rows() -> Any:
         nonlocal seen
-        for seen in range(1, 1_001):
+        for _ in range(1_000):
+            seen += 1
             yield '{"n":1}'
 
     pieces = write_state(HEADER, [("jobs", rows())])

@@ -16,6 +16,7 @@ from tidegate.cli import drain as drain_module
 from tidegate.cli import init as init_module
 from tidegate.cli import job as job_module
 from tidegate.cli import marker as marker_module
+from tidegate.cli import notify as notify_module
 from tidegate.cli import plan as plan_module
 from tidegate.cli import prove as prove_module
 from tidegate.cli import remove as remove_module
@@ -67,6 +68,7 @@ app.add_typer(table_module.app, name="table")
 app.add_typer(drain_module.app, name="drain")
 app.add_typer(token_module.app, name="token")
 app.add_typer(state_module.app, name="state")
+app.add_typer(notify_module.app, name="notify")
 app.add_typer(db_module.app, name="db")
 
 
