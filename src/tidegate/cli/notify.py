@@ -34,7 +34,7 @@ def send_test(
     if not channels:
         raise UsageError(
             "nobody is told anything: [notify] has neither webhook nor command",
-            'set notify.webhook = "${SLACK_WEBHOOK}" in tidegate.toml',
+            'set notify.webhook = "${SLACK_WEBHOOK:-}" in tidegate.toml',
         )
     notice = Notice(uuid.uuid4(), Event.TEST, opened.name, "test", datetime.now(UTC))
     notifier, failed = Notifier(opened.context), {}

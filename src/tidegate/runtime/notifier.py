@@ -24,6 +24,7 @@ _LEASE_SECONDS = 120.0
 _GIVE_UP_SECONDS = 86_400.0
 _MOST_AT_ONCE = 50
 _TIDY_SECONDS = 600.0
+_LEAVE_SECONDS = 1.0
 _BACKOFF = Backoff(5.0, 1_800.0)
 
 
@@ -129,8 +130,9 @@ class NotifyLoop:
         self._thread.start()
 
     def stop(self) -> None:
+        """End soon; a message that is under way is left to whoever looks after its lease."""
         self._stopping.set()
-        self._thread.join()
+        self._thread.join(_LEAVE_SECONDS)
 
     def notify(self) -> None:
         """One look; what goes wrong is told, and tried again the next time."""
