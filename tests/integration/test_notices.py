@@ -163,6 +163,17 @@ def test_what_gives_up_after_a_crash_is_a_failure_too(store: Store) -> None:
     assert text.startswith("shop: orders failed")
 
 
+def test_what_failed_only_because_of_what_it_requires_is_not_told_of(store: Store) -> None:
+    fail(store)
+    job_id = store.submit(name="behind it")
+    store.execute(
+        "UPDATE jobs SET status = 'failed', finished_at = now() WHERE job_id = %s", job_id
+    )
+    store.execute("DELETE FROM job_queue WHERE job_id = %s", job_id)
+    assert notice(store) == ["shop: orders failed: no rows"]
+    assert store.execute("SELECT * FROM job_failures") == []
+
+
 def test_a_failure_that_is_rolled_back_is_none(store: Store) -> None:
     store.submit()
     claim = store.claim_one()

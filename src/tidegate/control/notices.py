@@ -99,8 +99,9 @@ class Notices:
     def _notice_failures(self, connection: Connection) -> int:
         rows = self._execute(connection, "list_failures", limit=_AT_ONCE).fetchall()
         made = 0
-        for job_id, kind, name, subject, parameters, error, failed_at in rows:
-            if kind not in NOTICED:
+        for job_id, kind, name, subject, parameters, error, failed_at, attempts in rows:
+            # Without an attempt it failed because of what it requires, and that is told.
+            if kind not in NOTICED or not attempts:
                 continue
             # What was done in between ended the streak before.
             made += self._notice_recovered(connection, kind, name, before=failed_at)

@@ -12,7 +12,8 @@ SELECT pg_try_advisory_xact_lock(hashtextextended('tidegate notices:' || %(place
 -- What has failed since somebody last looked, in the order in which it failed.
 SELECT j.job_id, j.kind, j.name,
        coalesce(CASE WHEN j.kind = 'task' THEN (j.payload -> 'parameters')::text END, ''),
-       CASE WHEN j.kind = 'task' THEN j.payload -> 'parameters' END, j.error, j.finished_at
+       CASE WHEN j.kind = 'task' THEN j.payload -> 'parameters' END, j.error, j.finished_at,
+       j.attempt_count
 FROM {schema}.job_failures f JOIN {schema}.jobs j USING (job_id)
 WHERE f.project = %(project)s
 ORDER BY f.failed_at, f.job_id
