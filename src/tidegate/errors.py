@@ -6,6 +6,7 @@ TidegateError
 │   ├── UnknownTable          no lake of the project has such a table
 │   ├── AmbiguousTable        several lakes have it; `choices` are their names in full
 │   ├── KeyReused             an idempotency key was given to other work before
+│   ├── StateDamaged          a state file is not whole; it is kept as it is
 │   └── DeclarationError      a sync declares something unsafe or impossible
 ├── BusyError                 exit 75: somebody else holds the lock, try again
 ├── ConnectionFailed          a database cannot be reached or refuses us
@@ -73,6 +74,10 @@ class AmbiguousTable(UsageError):
 
 class KeyReused(UsageError):
     """An idempotency key was given to other work before."""
+
+
+class StateDamaged(UsageError):
+    """A state file is not whole, or of another version; it is kept as it is."""
 
 
 class DeclarationError(UsageError):

@@ -51,6 +51,9 @@ POINTS = (
     "tick.queued",
     "tick.noted",
     "tick.committed",
+    "state.written",
+    "state.loaded",
+    "notice.delivered",
 )
 
 

@@ -43,6 +43,7 @@ from tidegate.runtime.claiming import open_heartbeat
 from tidegate.runtime.heartbeat import Heartbeat
 from tidegate.runtime.hold import hold_table
 from tidegate.runtime.many import ManyReport, SyncEnd, run_many
+from tidegate.runtime.notifier import Notifier, NotifyLoop
 from tidegate.runtime.policy_loop import PolicyKeeper
 from tidegate.runtime.publisher import Publisher
 from tidegate.runtime.refreshing import RefreshLoop
@@ -399,6 +400,11 @@ class Project:
         """What keeps the table cache up to date and queues automatic maintenance; it does nothing
         where the project has no lake."""
         return RefreshLoop(self.context, PolicyKeeper(self.context).run_once)
+
+    def notify_loop(self) -> NotifyLoop:
+        """What tells people of failures, for as long as it runs."""
+        notifier = Notifier(self.context)
+        return NotifyLoop(notifier, self.context, self.settings.worker.sweep_seconds)
 
     def close(self) -> None:
         """Stop Spark if this project started it, and close its sessions."""

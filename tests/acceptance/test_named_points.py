@@ -31,6 +31,9 @@ ELSEWHERE = (
     "tick.queued",
     "tick.noted",
     "tick.committed",
+    "state.written",
+    "state.loaded",
+    "notice.delivered",
 )
 # These are passed only when the target has to change.
 IN_EVOLUTION = ("evolve.changed", "evolve.done")

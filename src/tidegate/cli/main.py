@@ -16,6 +16,7 @@ from tidegate.cli import drain as drain_module
 from tidegate.cli import init as init_module
 from tidegate.cli import job as job_module
 from tidegate.cli import marker as marker_module
+from tidegate.cli import notify as notify_module
 from tidegate.cli import plan as plan_module
 from tidegate.cli import prove as prove_module
 from tidegate.cli import remove as remove_module
@@ -23,6 +24,7 @@ from tidegate.cli import run as run_module
 from tidegate.cli import schedule as schedule_module
 from tidegate.cli import scheduler as scheduler_module
 from tidegate.cli import serve as serve_module
+from tidegate.cli import state as state_module
 from tidegate.cli import status as status_module
 from tidegate.cli import sweeper as sweeper_module
 from tidegate.cli import table as table_module
@@ -69,6 +71,8 @@ app.add_typer(table_module.app, name="table")
 app.add_typer(schedule_module.app, name="schedule")
 app.add_typer(drain_module.app, name="drain")
 app.add_typer(token_module.app, name="token")
+app.add_typer(state_module.app, name="state")
+app.add_typer(notify_module.app, name="notify")
 app.add_typer(db_module.app, name="db")
 
 

@@ -32,13 +32,15 @@ def sweeper(
         identity = Worker.of_this_process(opened.name, "tidegate sweeper")
         loop = opened.sweep_loop(identity.worker_id)
         refreshing = opened.refresh_loop()
+        notifying = opened.notify_loop()
         if once:
             opened.context.control_id()
             with opened.context.plane.connect() as control:
                 swept = loop.sweeper.run_once(control, tidy=True)
+                notified = notifying.notifier.run_once(control)
             refreshed = refreshing.refresh()
             if as_json:
-                print_json(asdict(swept) | {"tables": refreshed})
+                print_json(asdict(swept) | {"tables": refreshed, "notified": notified.delivered})
             else:
                 print_line(
                     f"{swept.reclaimed} jobs taken back, {swept.cancelled} cancels ended, "
@@ -49,6 +51,7 @@ def sweeper(
             opened.context.control_id()
             loop.start()
             refreshing.start()
+            notifying.start()
             if not as_json:
                 print_line(f"sweeper {identity.worker_id} looks after {opened.name}")
             threading.Event().wait()

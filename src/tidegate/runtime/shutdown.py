@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 
@@ -21,17 +21,22 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Shutdown:
-    """A thread that waits for SIGTERM or SIGINT, has the work given back, and ends the process.
+    """A thread that waits for a signal to end, has the work given back, and ends the process.
 
     The signal's number reaches it through a socket that the C handler writes to, so no Python
     code of the main thread has to run for it. A second signal ends the process at once.
     """
 
     def __init__(
-        self, leave: Callable[[str], int], *, patience_seconds: float = PATIENCE_SECONDS
+        self,
+        leave: Callable[[str], int],
+        *,
+        patience_seconds: float = PATIENCE_SECONDS,
+        signals: Sequence[signal.Signals] = SIGNALS,
     ) -> None:
         self._leave = leave
         self._patience = patience_seconds
+        self._signals = tuple(signals)
         self._heard, self._told = socket.socketpair()
         self._told.setblocking(False)
         self._before: dict[int, object] = {}
@@ -39,7 +44,7 @@ class Shutdown:
 
     def __enter__(self) -> Shutdown:
         signal.set_wakeup_fd(self._told.fileno(), warn_on_full_buffer=False)
-        for number in SIGNALS:
+        for number in self._signals:
             self._before[number] = signal.signal(number, lambda *_: None)
         self._thread.start()
         return self
@@ -86,7 +91,7 @@ class Shutdown:
             number = self._heard.recv(1)[0]
             if number == 0:
                 return None
-            if number in SIGNALS and time.monotonic() >= from_:
+            if number in self._signals and time.monotonic() >= from_:
                 return number
 
     def _go(self, name: str) -> None:

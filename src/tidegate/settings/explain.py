@@ -80,7 +80,11 @@ def _part(part: str) -> str:
 
 def is_secret(key: Key) -> bool:
     """Say whether a value at `key` must never be shown."""
-    return key[:1] == ("connections",) or key[:2] in {("project", "control"), ("spark", "conf")}
+    return key[:1] == ("connections",) or key[:2] in {
+        ("project", "control"),
+        ("spark", "conf"),
+        ("notify", "webhook"),
+    }
 
 
 def show(key: Key, value: object) -> str | None:

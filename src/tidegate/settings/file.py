@@ -14,7 +14,7 @@ _POSITION = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 _KEY = re.compile(r"\s*[A-Za-z0-9_.-]+\s*=")
 _HEADER = re.compile(r"\s*\[")
 _MAY_HOLD_SECRET = re.compile(
-    r"connection|control|conf|profile|://|passw|secret|token|host\s*=", re.IGNORECASE
+    r"connection|control|conf|profile|://|passw|secret|token|webhook|host\s*=", re.IGNORECASE
 )
 
 

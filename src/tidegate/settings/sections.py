@@ -21,6 +21,7 @@ from tidegate.settings.scheduling import (
     ResourceNames,
     SchedulerSettings,
 )
+from tidegate.settings.notify import NotifySettings
 from tidegate.settings.section import Section
 from tidegate.settings.serving import ServeSettings
 
@@ -269,5 +270,6 @@ FIXED: dict[str, type[Section]] = {
     "maintenance": MaintenanceSettings,
     "serve": ServeSettings,
     "scheduler": SchedulerSettings,
+    "notify": NotifySettings,
 }
 SECTIONS = (*FIXED, "connections", "resources", "sync")

@@ -22,6 +22,7 @@ from tidegate.settings.explain import Key, Origin, Problem, explain, key_of, ref
 from tidegate.settings.layers import unknown_keys
 from tidegate.settings.maintenance import MaintenanceSettings
 from tidegate.settings.scheduling import Places, SchedulerSettings
+from tidegate.settings.notify import NotifySettings
 from tidegate.settings.section import Section
 from tidegate.settings.sections import (
     LedgerSettings,
@@ -53,6 +54,7 @@ class Settings(Section):
     serve: ServeSettings = Field(default_factory=ServeSettings)
     scheduler: SchedulerSettings = Field(default_factory=SchedulerSettings)
     resources: dict[str, Places] = Field(default_factory=dict)
+    notify: NotifySettings = Field(default_factory=NotifySettings)
     sync: dict[str, SyncSettings] = Field(default_factory=dict)
 
     @field_serializer("connections")

@@ -1,0 +1,362 @@
+"""The state of a project: written out, loaded elsewhere, and the same there."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from integration.job_store import RESOURCE, Store, open_store
+from tidegate.control.plane import ControlPlane
+from tidegate.control.state import ControlState, Loaded
+from tidegate.control.state_tables import STATE_TABLES
+from tidegate.errors import BusyError, StateDamaged, UsageError
+from tidegate.model.job import JobStatus, LockAt
+from tidegate.postgres.embedded import EmbeddedServer
+
+# Tables that belong to others; what is asked of them here is that they have a key.
+TABLES = """
+CREATE TABLE IF NOT EXISTS job_needs (
+    job_id uuid NOT NULL, needs uuid NOT NULL, PRIMARY KEY (job_id, needs));
+CREATE TABLE IF NOT EXISTS schedules (
+    project text, name text, kind text NOT NULL, cron text NOT NULL, timezone text NOT NULL,
+    catch_up text NOT NULL, paused_at timestamptz, paused_by text,
+    seen_until timestamptz NOT NULL, PRIMARY KEY (project, name));
+CREATE TABLE IF NOT EXISTS task_states (
+    project text, name text, parameters_digest text, failures timestamptz[] NOT NULL,
+    disabled_until timestamptz, disabled_by text, PRIMARY KEY (project, name, parameters_digest));
+"""
+SCHEDULES = """
+INSERT INTO schedules (project, name, kind, cron, timezone, catch_up, paused_at, paused_by,
+                       seen_until)
+VALUES"""
+EVERYTHING = "job_needs, schedules, task_states"
+ODD = "a\tb\nc\rd\\e\\N\x01é€😀\"'{}%s"
+
+
+@pytest.fixture(scope="module")
+def stores(server: EmbeddedServer) -> Iterator[tuple[Store, Store]]:
+    with open_store(server) as one, open_store(server) as two:
+        yield one, two
+
+
+@pytest.fixture
+def here(stores: tuple[Store, Store]) -> Store:
+    return cleaned(stores[0])
+
+
+@pytest.fixture
+def there(stores: tuple[Store, Store]) -> Store:
+    return cleaned(stores[1])
+
+
+def cleaned(store: Store) -> Store:
+    store.clean()
+    store.execute(TABLES)
+    store.execute(f"TRUNCATE {EVERYTHING}")
+    store.execute("ALTER SEQUENCE fence_tokens RESTART")
+    return store
+
+
+def dump(store: Store, project: str = "shop") -> bytes:
+    with store.plane.connect() as session:
+        return b"".join(ControlState(store.plane, project).dump(session))
+
+
+def load(store: Store, data: bytes, project: str = "shop", **options: Any) -> Loaded:
+    state = ControlState(store.plane, project)
+    with store.plane.connect() as session:
+        return state.load(session, lambda: io.BytesIO(data), actor="test", **options)
+
+
+def sections(data: bytes) -> Any:
+    return json.loads(data)["sections"]
+
+
+def names(store: Store) -> list[tuple[Any, ...]]:
+    return store.execute("SELECT name, status FROM jobs ORDER BY job_id")
+
+
+def test_unfinished_jobs_are_loaded_with_their_ids_and_everything_they_ask_for(
+    here: Store, there: Store
+) -> None:
+    later = datetime(2030, 1, 1, tzinfo=UTC)
+    first = here.submit(payload={"odd": ODD, "big": 10**30}, unique_key="u", priority=3)
+    second = here.submit(name="later", visible_at=later, idempotency_key="i", max_attempts=9)
+    loaded = load(there, dump(here))
+    assert loaded.rows["jobs"] == 2
+    for job_id in (first, second):
+        (old,), (new,) = (
+            one.execute(
+                "SELECT to_jsonb(j), to_jsonb(q) FROM jobs j JOIN job_queue q USING (job_id)"
+                " WHERE job_id = %s",
+                job_id,
+            )
+            for one in (here, there)
+        )
+        assert new == old
+    assert there.get(second).visible_at == later
+    assert there.audit(first) == ["loaded"]
+
+
+def test_a_running_job_is_pending_where_it_is_loaded_and_keeps_its_plan(
+    here: Store, there: Store
+) -> None:
+    job_id = here.submit()
+    claim = here.claim_one()
+    assert here.jobs.store_plan(here.session, claim, {"from": 1, "to": 2})
+    load(there, dump(here))
+    found = there.get(job_id)
+    assert (found.status, found.plan, found.attempt_id) == (
+        JobStatus.PENDING,
+        {"from": 1, "to": 2},
+        None,
+    )
+    again = there.claim_one()
+    assert (again.job_id, again.attempt_count) == (job_id, 2)
+
+
+def test_tokens_go_on_above_those_of_the_file(here: Store, there: Store) -> None:
+    for _ in range(5):
+        here.submit()
+    (*_, last) = here.claim(limit=5)
+    load(there, dump(here))
+    assert there.claim_one().fence > last.fence
+
+
+def test_tokens_are_never_lowered(here: Store, there: Store) -> None:
+    here.submit()
+    there.execute("SELECT setval('fence_tokens', 1000)")
+    load(there, dump(here))
+    assert there.claim_one().fence > 1000
+
+
+def test_a_table_that_a_job_had_locked_is_locked_again(here: Store, there: Store) -> None:
+    here.submit(lock_at=LockAt.SUBMIT)
+    here.submit(lock_at=LockAt.CLAIM, resource="another")
+    here.claim(limit=2)
+    assert here.locked() == {RESOURCE, "another"}
+    load(there, dump(here))
+    assert there.locked() == {RESOURCE}
+
+
+def test_a_table_that_another_project_holds_refuses_the_whole_file(
+    here: Store, there: Store
+) -> None:
+    here.submit(lock_at=LockAt.SUBMIT)
+    here.submit(name="second")
+    there.submit(project="bank", lock_at=LockAt.SUBMIT)
+    before = there.everything()
+    with pytest.raises(UsageError, match="cannot be loaded beside what is") as caught:
+        load(there, dump(here))
+    assert "nothing was changed" in (caught.value.hint or "")
+    assert there.everything() == before
+
+
+def test_what_has_ended_and_what_is_being_cancelled_is_left_out(here: Store, there: Store) -> None:
+    here.submit(name="done")
+    claim = here.claim_one()
+    assert here.jobs.finish(here.session, claim, JobStatus.DONE, actor="test")
+    here.submit(name="cancelled")
+    held = here.claim_one()
+    here.execute("UPDATE job_queue SET attempt_id = NULL WHERE job_id = %s", held.job_id)
+    here.execute("UPDATE jobs SET cancel_requested_at = now() WHERE job_id = %s", held.job_id)
+    here.submit(name="waits")
+    here.submit(name="of another", project="bank")
+    load(there, dump(here))
+    assert names(there) == [("waits", "pending")]
+
+
+def test_a_project_with_any_job_takes_no_file(here: Store, there: Store) -> None:
+    here.submit()
+    there.submit(name="own")
+    claim = there.claim_one()
+    assert there.jobs.finish(there.session, claim, JobStatus.DONE, actor="test")
+    before = there.everything()
+    with pytest.raises(UsageError, match="has jobs in this control database"):
+        load(there, dump(here))
+    assert there.everything() == before
+
+
+def test_a_file_of_another_project_is_refused(here: Store, there: Store) -> None:
+    here.submit()
+    with pytest.raises(UsageError, match="state of project shop, this is bank"):
+        load(there, dump(here), "bank")
+    assert names(there) == []
+
+
+def test_nothing_is_loaded_while_it_drains(here: Store, there: Store) -> None:
+    here.submit()
+    data = dump(here)
+    there.plane.start_draining(there.session, "test")
+    with pytest.raises(BusyError):
+        load(there, data)
+    assert names(there) == []
+
+
+def test_a_damaged_file_changes_nothing(here: Store, there: Store) -> None:
+    here.submit()
+    data = dump(here)
+    before = there.everything()
+    for damaged in (data[:-1], data[: len(data) // 2], data.replace(b"orders", b"0rders")):
+        with pytest.raises(StateDamaged):
+            load(there, damaged)
+    assert there.everything() == before
+    assert there.value("SELECT pg_sequence_last_value('fence_tokens')") is None
+
+
+def test_a_table_or_column_that_is_not_known_is_refused(here: Store, there: Store) -> None:
+    here.submit()
+    here.execute("ALTER TABLE schedules ADD COLUMN strange int")
+    here.execute(
+        f"{SCHEDULES} ('shop', 'a', 'sync', '* * * * *', 'UTC', 'none', NULL, NULL, now())"
+    )
+    try:
+        data = dump(here)
+    finally:
+        here.execute("ALTER TABLE schedules DROP COLUMN strange")
+    with pytest.raises(UsageError, match=r"schedules\.strange"):
+        load(there, data)
+    assert names(there) == []
+
+
+def test_schedules_states_of_tasks_and_needs_come_with_the_jobs(here: Store, there: Store) -> None:
+    first, second, done = here.submit(name="first"), here.submit(name="second"), here.submit()
+    here.execute("UPDATE job_queue SET visible_at = 'infinity' WHERE job_id = %s", second)
+    here.execute("UPDATE jobs SET status = 'done' WHERE job_id = %s", done)
+    here.execute("DELETE FROM job_queue WHERE job_id = %s", done)
+    for needs in (first, done):
+        here.execute("INSERT INTO job_needs VALUES (%s, %s)", second, needs)
+    here.execute(
+        f"{SCHEDULES} ('shop', 'orders', 'sync', '0 * * * *', 'UTC', 'last', now(), 'ana',"
+        " '2026-11-01'), ('bank', 'orders', 'sync', '* * * * *', 'UTC', 'none', NULL, NULL, now())"
+    )
+    here.execute(
+        "INSERT INTO task_states (project, name, parameters_digest, failures, disabled_until,"
+        " disabled_by) VALUES ('shop', 'revenue', 'd', ARRAY[now(), now()], 'infinity', 'failures')"
+    )
+    # Where it is loaded a scheduler has looked already, and does not know of the pause.
+    there.execute(
+        f"{SCHEDULES} ('shop', 'orders', 'sync', '9 * * * *', 'UTC', 'none', NULL, NULL, now())"
+    )
+    load(there, dump(here))
+    for table in ("schedules", "task_states"):
+        query = f"SELECT t::text FROM {table} t WHERE project = 'shop'"
+        assert there.execute(query) == here.execute(query)
+    assert there.execute("SELECT job_id, needs FROM job_needs") == [(second, first)]
+    assert there.value("SELECT visible_at::text FROM job_queue WHERE job_id = %s", second) == (
+        "infinity"
+    )
+    assert there.value("SELECT count(*) FROM schedules") == 1
+
+
+def test_the_file_is_of_one_moment(here: Store, there: Store) -> None:
+    here.submit(name="before")
+    with here.plane.connect() as session:
+        pieces = ControlState(here.plane, "shop").dump(session)
+        first = next(pieces)
+        here.submit(name="after")
+        data = first + b"".join(pieces)
+        assert session.info.transaction_status.name == "IDLE"
+    load(there, data)
+    assert names(there) == [("before", "pending")]
+
+
+def test_only_an_unused_control_plane_goes_on_as_another(here: Store, there: Store) -> None:
+    here.submit()
+    data = dump(here)
+    own = there.plane.identity(there.session)
+    there.execute("SELECT nextval('fence_tokens')")
+    with pytest.raises(UsageError, match="stays who it is"):
+        load(there, data, take_over=True)
+    assert (there.plane.identity(there.session), names(there)) == (own, [])
+    there.execute("ALTER SEQUENCE fence_tokens RESTART")
+    try:
+        assert load(there, data, take_over=True).identity_taken
+        assert there.plane.identity(there.session) == here.plane.identity(here.session)
+    finally:
+        there.execute("UPDATE control_plane SET control_id = %s", own)
+
+
+def test_every_listed_table_has_its_rows_by_project_or_by_job() -> None:
+    for table in STATE_TABLES:
+        assert "%(project)s" in table.rows
+
+
+JOBS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "name": st.sampled_from(["orders", "stock", "über"]),
+            "payload": st.dictionaries(
+                st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=8),
+                st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.none(),
+                max_size=3,
+            ),
+            "priority": st.integers(-5, 5),
+            "lock_at": st.sampled_from([LockAt.NEVER, LockAt.CLAIM]),
+            "delay_seconds": st.floats(0, 1e6),
+            "unique_key": st.none() | st.uuids().map(str),
+            "retry_of": st.none() | st.uuids(),
+        }
+    ),
+    max_size=6,
+)
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(JOBS, st.integers(0, 4))
+def test_what_is_dumped_loaded_and_dumped_again_is_the_same(
+    stores: tuple[Store, Store], jobs: list[dict[str, Any]], claims: int
+) -> None:
+    here, there = cleaned(stores[0]), cleaned(stores[1])
+    for one in jobs:
+        here.submit(**one)
+    if claims:
+        here.claim(limit=claims)
+    here.execute(
+        "INSERT INTO task_states (project, name, parameters_digest, failures, disabled_until)"
+        " VALUES ('shop', 'revenue', %s, ARRAY[now()], now())",
+        str(uuid4()),
+    )
+    first = dump(here)
+    load(there, first)
+    again = dump(there)
+    assert sections(again) == sections(first)
+    assert first.split(b"\n")[1:-3] == again.split(b"\n")[1:-3]
+    assert json.loads(again)["fence_token"] >= json.loads(first)["fence_token"]
+
+
+def test_a_control_plane_of_any_name_can_be_dumped(server: EmbeddedServer, here: Store) -> None:
+    plane = ControlPlane(here.plane.connect, 'odd "100%s')
+    with plane.connect() as session:
+        plane.migrate(session)
+        try:
+            state = ControlState(plane, "shop")
+            data = b"".join(state.dump(session))
+            assert state.load(session, lambda: io.BytesIO(data), actor="test").jobs == 0
+        finally:
+            session.execute('DROP SCHEMA "odd ""100%s" CASCADE')
+
+
+def test_many_jobs_are_dumped_and_loaded_quickly(here: Store, there: Store) -> None:
+    here.execute(
+        "INSERT INTO jobs (job_id, project, kind, name, payload, submitted_by, lock_at)"
+        " SELECT gen_random_uuid(), 'shop', 'noop', 'n', '{}', 'test', 'never'"
+        " FROM generate_series(1, 20000)"
+    )
+    here.execute(
+        "INSERT INTO job_queue (job_id, kind, project) SELECT job_id, kind, project FROM jobs"
+    )
+    began = datetime.now(UTC)
+    load(there, dump(here))
+    assert there.value("SELECT count(*) FROM job_queue") == 20_000
+    assert datetime.now(UTC) - began < timedelta(seconds=60)
