@@ -15,13 +15,13 @@ from tidegate.settings import checks as values
 from tidegate.settings.durations import parse_duration
 from tidegate.settings.explain import Conflict
 from tidegate.settings.maintenance import MaintenanceSettings
+from tidegate.settings.notify import NotifySettings
 from tidegate.settings.scheduling import (
     Failures,
     Priority,
     ResourceNames,
     SchedulerSettings,
 )
-from tidegate.settings.notify import NotifySettings
 from tidegate.settings.section import Section
 from tidegate.settings.serving import ServeSettings
 

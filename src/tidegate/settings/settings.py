@@ -21,8 +21,8 @@ from tidegate.settings.connections import (
 from tidegate.settings.explain import Key, Origin, Problem, explain, key_of, refuse
 from tidegate.settings.layers import unknown_keys
 from tidegate.settings.maintenance import MaintenanceSettings
-from tidegate.settings.scheduling import Places, SchedulerSettings
 from tidegate.settings.notify import NotifySettings
+from tidegate.settings.scheduling import Places, SchedulerSettings
 from tidegate.settings.section import Section
 from tidegate.settings.sections import (
     LedgerSettings,
