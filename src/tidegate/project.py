@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -32,9 +33,12 @@ from tidegate.model.publish import Publish, PublishReport
 from tidegate.model.relation import Endpoint
 from tidegate.model.rules import Check, Duplicates, Mode, Rules
 from tidegate.model.sync import Sync
+from tidegate.model.task import Step, Task, TaskRun
 from tidegate.pipeline.context import Context
-from tidegate.pipeline.declarations import read_declarations
+from tidegate.pipeline.declarations import Declarations, read_declarations
 from tidegate.pipeline.expanding import Expanded, expand
+from tidegate.pipeline.task_graph import TaskGraph, build_graph, find_task
+from tidegate.pipeline.task_work import is_complete
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.claiming import open_heartbeat
 from tidegate.runtime.heartbeat import Heartbeat
@@ -46,6 +50,7 @@ from tidegate.runtime.refreshing import RefreshLoop
 from tidegate.runtime.runner import Runner, RunOptions, RunReport
 from tidegate.runtime.submitting import QueueOptions, submit_sync
 from tidegate.runtime.sweeper import Sweeper, SweepLoop
+from tidegate.runtime.task_graph_run import GraphReport, GraphRun, StepEnd
 from tidegate.runtime.worker import Worker, WorkerOptions
 from tidegate.settings import Settings, find_project, load_settings
 from tidegate.settings.durations import parse_duration
@@ -66,7 +71,7 @@ class Project:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.context = Context(settings)
-        self._declared_syncs: dict[str, Sync | Group] | None = None
+        self._read: Declarations | None = None
 
     @classmethod
     def open(
@@ -100,9 +105,16 @@ class Project:
         return {name: one for name, one in self._all().items() if isinstance(one, Group)}
 
     @property
+    def tasks(self) -> dict[str, Task]:
+        """Every task of the pipelines file, by name and in order."""
+        return dict(self._declarations().tasks)
+
+    @property
     def destinations(self) -> list[str]:
         """The connections that the project loads into."""
-        return list(dict.fromkeys(one.target.connection for one in self._all().values()))
+        targets = [one.target for one in self._all().values()]
+        targets += [one.target for one in self.tasks.values() if one.target is not None]
+        return list(dict.fromkeys(one.connection for one in targets))
 
     def sync(self, name: str, *, fresh: bool = False, from_ledger: bool = False) -> Sync:
         """One sync, `group.table` for a table of a group; unknown names get the nearest right one.
@@ -165,6 +177,48 @@ class Project:
         sync = name if isinstance(name, Sync) else self.sync(name, fresh=full_refresh)
         with open_heartbeat(self.context, "tidegate run") as heartbeat:
             return Runner(self.context, heartbeat, step=step).run(sync, options)
+
+    def task_run(self, name: str, parameters: Mapping[str, Any]) -> TaskRun:
+        """One task with parameters from Python or JSON; what is missing or wrong is refused."""
+        task = find_task(self.tasks, name)
+        return task.run(task.signature.read(name, parameters))
+
+    def run_task(self, name: str, /, **parameters: Any) -> GraphReport:
+        """Run a task and what it requires that is not complete; failures are in the report."""
+        return self.run_graph([self.task_run(name, parameters)])
+
+    def task_graph(self, roots: Sequence[Step]) -> TaskGraph:
+        """What these need, and which of it is complete; nothing is run."""
+        self.context.control_id()
+        with self.context.plane.connect() as control:
+            return build_graph(
+                self.tasks, roots, lambda run: is_complete(self.context, run, control)
+            )
+
+    def run_graph(
+        self,
+        roots: Sequence[Step] | TaskGraph,
+        *,
+        concurrency: int | None = None,
+        started: Callable[[Step], None] = lambda _: None,
+        ended: Callable[[StepEnd], None] = lambda _: None,
+        heartbeat: Heartbeat | None = None,
+    ) -> GraphReport:
+        """Run tasks and syncs, each after what it requires; what is complete is skipped."""
+        graph = roots if isinstance(roots, TaskGraph) else self.task_graph(roots)
+        owned = (
+            nullcontext(heartbeat) if heartbeat else open_heartbeat(self.context, "tidegate run")
+        )
+        with owned as beating:
+            return GraphRun(
+                context=self.context,
+                heartbeat=beating,
+                graph=graph,
+                find_syncs=lambda one: self.expand([one]),
+                concurrency=concurrency or self.settings.worker.concurrency,
+                started=started,
+                ended=ended,
+            ).run()
 
     def run_many(
         self,
@@ -366,13 +420,15 @@ class Project:
             burst=burst,
         )
         self.context.control_id()
-        return Worker(self.context, handlers_of(self.context, self.sync, kinds), options)
+        handlers = handlers_of(self.context, self.sync, kinds, find_tasks=lambda: self.tasks)
+        return Worker(self.context, handlers, options)
 
     def sweep_loop(self, actor: str) -> SweepLoop:
         """What takes back the jobs of dead workers, for as long as it runs."""
 
         def targets() -> list[Endpoint]:
-            return [one.target for one in self._all().values() if isinstance(one, Sync)]
+            found = [one.target for one in self._all().values() if isinstance(one, Sync)]
+            return found + [one.target for one in self.tasks.values() if one.target is not None]
 
         sweeper = Sweeper(self.context, actor=actor, targets=targets)
         return SweepLoop(sweeper, self.context, self.settings.worker.sweep_seconds)
@@ -399,9 +455,12 @@ class Project:
         self.close()
 
     def _all(self) -> dict[str, Sync | Group]:
-        if self._declared_syncs is None:
-            self._declared_syncs = read_declarations(self.settings)
-        return self._declared_syncs
+        return self._declarations().syncs
+
+    def _declarations(self) -> Declarations:
+        if self._read is None:
+            self._read = read_declarations(self.settings)
+        return self._read
 
 
 def publish(

@@ -162,6 +162,9 @@ class PostgresDestination:
             fitted = fit_shape(connection, physical_table(self.relation, shape, rules), shape)
             kept = deletes.kept_rows(rows, shape)
             refuse_unknown_values(connection, self.relation, kept, fitted)
+            if rules.replaces_part:
+                typed = merge.staged_rows(self._tables(writes, fence), fitted, cast=True)
+                refuse_outside(connection, self.relation, typed, rules)
             if not shape.key:
                 return
             missing = connection.execute(merge.null_key_statement(rows, shape)).fetchone()
@@ -358,6 +361,19 @@ class PostgresDestination:
             )
             for write in writes
         ]
+
+
+def refuse_outside(
+    connection: Connection, relation: Relation, rows: sql.Composable, rules: Rules
+) -> None:
+    """Rows outside the part that is replaced would be there twice after the next time."""
+    found = connection.execute(merge.outside_statement(rows, rules.within)).fetchone()
+    if found and found[0]:
+        part = ", ".join(f"{name} = {value}" for name, value in rules.within)
+        raise DeclarationError(
+            f"{found[0]} rows for {relation} are not of the part that they replace ({part})",
+            "return only rows with the values of the parameters in the columns of their names",
+        )
 
 
 def _run_all(
