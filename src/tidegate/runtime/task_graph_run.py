@@ -1,4 +1,4 @@
-"""A whole graph in one process: what is ready runs side by side, what failed stops what needs it."""
+"""A whole graph in one process: side by side what is ready; what failed stops what needs it."""
 
 from __future__ import annotations
 

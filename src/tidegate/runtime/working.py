@@ -34,8 +34,8 @@ class ClaimedWork:
     """A job of ours, and what it takes to end it well; `interrupt` stops its Spark work.
 
     A job without a destination publishes nothing and raises no fence. `ended` writes what belongs
-    to its end, in the same transaction. With `retries` an error puts the job back into the queue, as long as it has attempts left and
-    trying again could help.
+    to its end, in the same transaction. With `retries` an error puts the job back into the queue,
+    as long as it has attempts left and trying again could help.
     """
 
     context: Context
