@@ -51,6 +51,7 @@ from tidegate.runtime.runner import Runner, RunOptions, RunReport
 from tidegate.runtime.submitting import QueueOptions, submit_sync
 from tidegate.runtime.sweeper import Sweeper, SweepLoop
 from tidegate.runtime.task_graph_run import GraphReport, GraphRun, StepEnd
+from tidegate.runtime.task_submitting import QueuedStep, step_requests, submit_graph
 from tidegate.runtime.worker import Worker, WorkerOptions
 from tidegate.settings import Settings, find_project, load_settings
 from tidegate.settings.durations import parse_duration
@@ -273,6 +274,32 @@ class Project:
         )
         assert submitted.job_id is not None
         return QueuedJob(self.context, submitted.job_id, submitted.outcome is Submitted.QUEUED)
+
+    def submit_task(self, name: str, /, **parameters: Any) -> QueuedJob:
+        """Queue a task, and before it what it requires, for workers; refused when complete."""
+        run = self.task_run(name, parameters)
+        queued = self.submit_graph([run])
+        found = next((one for one in queued if one.step == run), None)
+        if found is None:
+            raise UsageError(f"task {run} is complete already", "nothing was queued")
+        return QueuedJob(self.context, found.job_ids[0], found.created)
+
+    def submit_graph(
+        self, roots: Sequence[Step], order: QueueOptions | None = None
+    ) -> list[QueuedStep]:
+        """Queue all that is missing of a graph; each job waits for those that it requires."""
+        graph = self.task_graph(roots)
+        requests = step_requests(
+            self.context, graph, lambda one: self.expand([one]), order or QueueOptions()
+        )
+        with self.context.plane.connect() as control:
+            return submit_graph(
+                self.context,
+                control,
+                graph,
+                requests,
+                actor=f"{user_name()} (tidegate run --queue)",
+            )
 
     def publish(
         self,

@@ -70,6 +70,10 @@ class JobRequest:
     unique_key: str | None = None
     idempotency_key: str | None = None
     retry_of: UUID | None = None
+    limits: tuple[str, ...] = ()
+    """named resources of which it takes a place for as long as it runs"""
+    needs: tuple[UUID, ...] = ()
+    """jobs that must be done before it may run; while they are not, nobody can claim it"""
 
 
 class Submitted(StrEnum):

@@ -15,6 +15,7 @@ from tidegate.model.rules import Mode
 from tidegate.model.sync import Sync
 from tidegate.model.task import Need, Requirement, Task
 from tidegate.pipeline.declaration import nearest
+from tidegate.pipeline.task_ticks import check_schedulable
 from tidegate.settings import Settings
 from tidegate.settings.task import read_task
 
@@ -35,6 +36,7 @@ def read_tasks(
     )
     found = {one.name: _make(settings, one, names) for one in tasks}
     for task in found.values():
+        check_schedulable(task)
         for requirement in static_requirements(task):
             _refuse_unfit(task, requirement, found)
     _refuse_cycles(found)
