@@ -26,7 +26,7 @@ from tidegate.cli.options import (
 )
 from tidegate.cli.output import print_error, print_json, print_line, working
 from tidegate.cli.queueing import queue_syncs, read_delay, read_moment, refuse_options
-from tidegate.cli.task_run import choose_steps, read_parameters, run_steps
+from tidegate.cli.task_run import choose_steps, queue_steps, read_parameters, run_steps
 from tidegate.errors import TidegateError, UsageError
 
 if TYPE_CHECKING:
@@ -115,6 +115,16 @@ def run(
             }
         )
         steps = choose_steps(opened, names or [], read_parameters(parameters or []))
+        if queue:
+            from tidegate.runtime.submitting import QueueOptions
+
+            if idempotency_key is not None:
+                raise UsageError(
+                    "--idempotency-key is for syncs", "a task with its parameters is queued once"
+                )
+            order = QueueOptions(priority or 0, read_moment(at), read_delay(delay))
+            queue_steps(opened, steps, order, follow=follow, as_json=as_json)
+            return
         run_steps(
             opened,
             steps,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tidegate.model.task import Step
     from tidegate.project import Project
     from tidegate.runtime.heartbeat import Heartbeat
+    from tidegate.runtime.submitting import QueueOptions
     from tidegate.runtime.task_graph_run import GraphReport
 
 Leave = Callable[["Project", "Heartbeat", str], int]
@@ -90,6 +91,37 @@ def run_steps(
     opened.close()
     if report.exit_code:
         raise typer.Exit(report.exit_code)
+
+
+def queue_steps(
+    opened: Project, steps: Sequence[Step], order: QueueOptions, *, follow: bool, as_json: bool
+) -> None:
+    """Submit a graph for workers, and say what to type next."""
+    from tidegate.cli.following import follow as watch
+    from tidegate.cli.translation import translated
+
+    with translated("queueing"):
+        queued = opened.submit_graph(steps, order)
+    if as_json:
+        print_json(
+            [
+                {"step": str(one.step), "jobs": list(one.job_ids), "created": one.created}
+                for one in queued
+            ]
+        )
+    else:
+        for one in queued:
+            word = "queued as" if one.created else "not queued again: it is"
+            print_line(f"{one.step}: {word} job {', '.join(map(str, one.job_ids))}")
+        if not queued:
+            print_line("nothing was queued: all of it is complete")
+        elif not follow:
+            print_line(f"watch with: tidegate job show {queued[-1].job_ids[0]} --follow")
+    ids = [job_id for one in queued for job_id in one.job_ids]
+    code = watch(opened.context, ids, quiet=as_json) if follow and ids else 0
+    opened.close()
+    if code:
+        raise typer.Exit(code)
 
 
 def _total(report: GraphReport, seconds: float) -> str:
