@@ -37,8 +37,8 @@ def revenue(ctx, day: date, least: int = 0):
 
 @tg.task(target="warehouse:marts.best", key="day", requires=[revenue])
 def best(ctx, day: date):
-    found = ctx.read("warehouse:marts.revenue")
-    return found.where(f"day = DATE '{day}'").groupBy("day").agg({"total": "max"}).toDF("day", "top")
+    found = ctx.read("warehouse:marts.revenue").where(f"day = DATE '{day}'")
+    return found.groupBy("day").agg({"total": "max"}).toDF("day", "top")
 
 @tg.task(target="warehouse:marts.stray", mode="delete_insert")
 def stray(ctx, shop: str, others: bool = True):
