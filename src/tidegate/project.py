@@ -21,6 +21,7 @@ from tidegate.insight.superseded import (
     find_versions,
     remove_superseded,
 )
+from tidegate.insight.task_markers import forget_task
 from tidegate.insight.watermarks import SyncWatermark
 from tidegate.insight.why import explain_row, find_sync
 from tidegate.kinds import handlers_of
@@ -187,6 +188,10 @@ class Project:
     def run_task(self, name: str, /, **parameters: Any) -> GraphReport:
         """Run a task and what it requires that is not complete; failures are in the report."""
         return self.run_graph([self.task_run(name, parameters)])
+
+    def forget_task(self, run: TaskRun) -> None:
+        """Let a task be done again with these parameters; its rows stay until then."""
+        forget_task(self.context, run)
 
     def task_graph(self, roots: Sequence[Step]) -> TaskGraph:
         """What these need, and which of it is complete; nothing is run."""

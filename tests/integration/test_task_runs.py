@@ -157,6 +157,16 @@ def test_a_failure_stops_what_requires_it_and_nothing_else(place: Place) -> None
     }
 
 
+def test_a_task_is_done_again_when_asked_to(place: Place) -> None:
+    for arguments in ((), ("--again",)):
+        assert run(place, "other", "-p", f"day={DAY}", *arguments).code == DONE
+    assert calls(place) == [f"other {DAY}", f"other {DAY}"]
+    assert markers(place) == [("other", DAY)]
+    refused = run(place, "export", "-p", f"day={DAY}", "--again")
+    assert refused.code == USAGE
+    assert "complete when its complete function says so" in refused.err
+
+
 def test_a_required_sync_is_run_before(place: Place) -> None:
     place.source.execute(*CREATE, FILL)
     project = open_without_spark(place)

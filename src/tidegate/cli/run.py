@@ -26,7 +26,13 @@ from tidegate.cli.options import (
 )
 from tidegate.cli.output import print_error, print_json, print_line, working
 from tidegate.cli.queueing import queue_syncs, read_delay, read_moment, refuse_options
-from tidegate.cli.task_run import choose_steps, queue_steps, read_parameters, run_steps
+from tidegate.cli.task_run import (
+    choose_steps,
+    forget_steps,
+    queue_steps,
+    read_parameters,
+    run_steps,
+)
 from tidegate.errors import TidegateError, UsageError
 
 if TYPE_CHECKING:
@@ -57,6 +63,10 @@ def run(
         int | None, typer.Option(min=1, help="Stop each sync after this many loads.")
     ] = None,
     parameters: Parameters = None,
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="Do the named tasks again, even if they are complete."),
+    ] = False,
     concurrency: Concurrency = None,
     take_over: TakeOver = False,
     queue: Annotated[
@@ -115,6 +125,8 @@ def run(
             }
         )
         steps = choose_steps(opened, names or [], read_parameters(parameters or []))
+        if again:
+            forget_steps(opened, steps)
         if queue:
             from tidegate.runtime.submitting import QueueOptions
 
@@ -134,8 +146,9 @@ def run(
             patience_seconds=PATIENCE_SECONDS,
         )
         return
-    if parameters:
-        _refuse_parameters(opened, names or [])
+    for option, given in (("--param", bool(parameters)), ("--again", again)):
+        if given:
+            _refuse_parameters(opened, option, names or [])
     if queue:
         from tidegate.runtime.submitting import QueueOptions
 
@@ -189,11 +202,11 @@ def _refuse_for_tasks(given: dict[str, bool]) -> None:
         )
 
 
-def _refuse_parameters(opened: Project, names: list[str]) -> None:
+def _refuse_parameters(opened: Project, option: str, names: list[str]) -> None:
     tasks = opened.tasks
     what = f"{', '.join(names)} is no task" if names else "no task was named"
     known = f"the tasks are {', '.join(tasks)}" if tasks else "the project declares no task"
-    raise UsageError(f"--param is for tasks, and {what}", known)
+    raise UsageError(f"{option} is for tasks, and {what}", known)
 
 
 def leave(opened: Project, heartbeat: Heartbeat, reason: str) -> int:

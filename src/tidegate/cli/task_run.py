@@ -51,6 +51,15 @@ def choose_steps(opened: Project, names: Sequence[str], parameters: dict[str, st
     return found
 
 
+def forget_steps(opened: Project, steps: Sequence[Step]) -> None:
+    """Let the named tasks be done again; what they require stays as it is."""
+    from tidegate.model.task import TaskRun
+
+    for step in steps:
+        if isinstance(step, TaskRun):
+            opened.forget_task(step)
+
+
 def run_steps(
     opened: Project,
     steps: Sequence[Step],
