@@ -59,6 +59,8 @@ class LakeRows:
         full = batch.kind is BatchKind.FULL
         had = self._has_rows(table, branch)
         into = statements.branch_table(self.session.catalog, self.relation, branch)
+        if not self.writes and self.rules.replaces_part:
+            return self._clear_part(into, branch, marks) if had else Applied(0, first=False)
         if not self.writes:
             if full and had:
                 self.session.run(statements.clear_rows(into))
@@ -83,6 +85,13 @@ class LakeRows:
             first=not had,
             emptied=self.shape.deleted is not None and not self._has_rows(after, branch),
         )
+
+    def _clear_part(self, into: str, branch: str | None, marks: Mapping[str, str]) -> Applied:
+        """No row is a part as well: an empty one."""
+        self.session.run(statements.clear_part(into, self.shape, self.rules.within))
+        after = read_table(self.session.catalog, self.relation)
+        assert after is not None
+        return Applied(_count_gone(after, branch, marks), first=False)
 
     def _statement(self, application: LakeApplication, into: str, branch: str | None) -> str:
         rows = self.view()
@@ -114,6 +123,17 @@ class LakeRows:
             return told
         into = statements.branch_table(self.session.catalog, self.relation, branch)
         return bool(self.session.run(statements.find_row(into)))
+
+
+def _count_gone(table: LakeTable, branch: str | None, marks: Mapping[str, str]) -> int:
+    """How many rows the commit of this load took away."""
+    mine = (one for one in table.ancestors(branch or MAIN) if one.update_id == marks[UPDATE_ID])
+    snapshot = next(mine, None)
+    if snapshot is None:
+        return 0
+    # Files that hold other rows too are written again without the rows that are gone.
+    rewritten = snapshot.count("deleted-records") - snapshot.count("added-records")
+    return rewritten + snapshot.count("added-position-deletes")
 
 
 def _count_changed(table: LakeTable, branch: str | None, marks: Mapping[str, str]) -> int:

@@ -17,6 +17,7 @@ from tidegate.destinations.apply import Application, Applied
 from tidegate.destinations.drift import find_evolution
 from tidegate.destinations.enums import refuse_unknown_values
 from tidegate.destinations.evolution import LOCK_SECONDS, Evolution, Evolver
+from tidegate.destinations.parts import refuse_outside
 from tidegate.destinations.publication import Publication
 from tidegate.destinations.quarantine import passing_rows, set_aside
 from tidegate.destinations.target import (
@@ -164,7 +165,8 @@ class PostgresDestination:
             refuse_unknown_values(connection, self.relation, kept, fitted)
             if rules.replaces_part:
                 typed = merge.staged_rows(self._tables(writes, fence), fitted, cast=True)
-                refuse_outside(connection, self.relation, typed, rules)
+                found = connection.execute(merge.outside_statement(typed, rules.within)).fetchone()
+                refuse_outside(self.relation, found[0] if found else 0, rules)
             if not shape.key:
                 return
             missing = connection.execute(merge.null_key_statement(rows, shape)).fetchone()
@@ -361,19 +363,6 @@ class PostgresDestination:
             )
             for write in writes
         ]
-
-
-def refuse_outside(
-    connection: Connection, relation: Relation, rows: sql.Composable, rules: Rules
-) -> None:
-    """Rows outside the part that is replaced would be there twice after the next time."""
-    found = connection.execute(merge.outside_statement(rows, rules.within)).fetchone()
-    if found and found[0]:
-        part = ", ".join(f"{name} = {value}" for name, value in rules.within)
-        raise DeclarationError(
-            f"{found[0]} rows for {relation} are not of the part that they replace ({part})",
-            "return only rows with the values of the parameters in the columns of their names",
-        )
 
 
 def _run_all(
