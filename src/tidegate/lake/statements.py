@@ -123,9 +123,12 @@ def clear_rows(table: str) -> str:
     return f"DELETE FROM {table}"
 
 
-def clear_part(table: str, shape: Shape, within: Sequence[tuple[str, object]]) -> str:
-    """Remove the rows of a part of the table."""
-    return f"DELETE FROM {table} WHERE {part_condition(shape, within)}"
+def no_rows(shape: Shape) -> str:
+    """Staged rows of which there are none."""
+    columns = ", ".join(
+        f"CAST(NULL AS {kind}) AS {backticked(name)}" for name, kind in shape.staged
+    )
+    return f"(SELECT {columns} WHERE false)"
 
 
 def replace_part(into: str, rows: str, shape: Shape, within: Sequence[tuple[str, object]]) -> str:
