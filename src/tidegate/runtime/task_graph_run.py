@@ -18,6 +18,7 @@ from tidegate.pipeline.task_graph import TaskGraph
 from tidegate.postgres.connect import translate
 from tidegate.runtime.heartbeat import Heartbeat
 from tidegate.runtime.many import ManyReport, run_many
+from tidegate.runtime.task_closing import close_left
 from tidegate.runtime.task_runner import TaskReport, TaskRunner
 
 FindSyncs = Callable[[str], Sequence[Sync]]
@@ -81,6 +82,8 @@ class GraphRun:
     _found: dict[Step, StepEnd] = field(default_factory=dict)
 
     def run(self) -> GraphReport:
+        """Run it to its end; what fails is in the report."""
+        close_left(self.context, self.heartbeat, self.graph.complete)
         for step in self.graph.order:
             if step in self.graph.complete:
                 self._end(StepEnd(step, StepState.COMPLETE))
