@@ -129,6 +129,7 @@ def task_request(context: Context, run: TaskRun) -> JobRequest:
         payload=run.payload,
         max_attempts=attempts,
         priority=task.priority,
+        limits=task.resources,
     )
 
 

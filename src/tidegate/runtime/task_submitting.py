@@ -44,13 +44,7 @@ def step_requests(
                 for sync in find_syncs(step.name)
             ]
         else:
-            requests = [
-                replace(
-                    task_request(context, step),
-                    unique_key=step.unique_key,
-                    limits=step.task.resources,
-                )
-            ]
+            requests = [replace(task_request(context, step), unique_key=step.unique_key)]
         found[step] = [
             replace(
                 one,
