@@ -312,3 +312,23 @@ def test_a_declaration_that_could_never_run_is_refused_by_plan(
     found = command(place.folder, "plan")
     assert found.code == USAGE
     assert "in a circle: a → b → a" in found.err
+
+
+def test_plan_lists_the_tasks_beside_the_syncs(place: Place) -> None:
+    place.source.execute(*CREATE, FILL)
+    found = command(place.folder, "plan", "--json")
+    assert found.code == DONE, found.err
+    tasks = {one["task"]: one for one in found.document["tasks"]}
+    assert list(tasks) == ["prepare", "export", "mail", "other", "after_orders", "whole"]
+    assert tasks["mail"]["requires"] == ["export", "prepare"]
+    assert tasks["after_orders"]["requires"] == ["sync orders"]
+    assert tasks["export"]["complete"] == "its complete function"
+    assert [one["sync"] for one in found.document["plans"]] == ["orders"]
+    alone = command(place.folder, "plan", "mail")
+    assert alone.out.splitlines() == [
+        "mail",
+        "  task       day (date), to (text, 'all' by default)",
+        "  makes      a side effect",
+        "  requires   export, prepare",
+        "  complete   when a marker in the control database says so",
+    ]
