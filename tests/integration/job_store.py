@@ -154,7 +154,7 @@ class Store:
     def clean(self) -> None:
         for worker_id in list(self.sessions):
             self.kill(worker_id)
-        self.execute(f"TRUNCATE {EVERYTHING} RESTART IDENTITY")
+        self.execute(f"TRUNCATE {EVERYTHING} RESTART IDENTITY CASCADE")
         self.plane.stop_draining(self.session)
 
 
