@@ -314,6 +314,16 @@ def test_a_declaration_that_could_never_run_is_refused_by_plan(
     assert "in a circle: a → b → a" in found.err
 
 
+def test_a_parameter_may_be_called_as_anything_of_ours(make_place: MakePlace) -> None:
+    place = make_place(
+        pipelines="import tidegate as tg\n"
+        "@tg.task\ndef odd(ctx, name: str, task: int, event: str, run: bool = True):\n"
+        "    ctx.log.info('odd', name=name)\n    assert (name, task, event) == ('a', 1, 'b')\n"
+    )
+    report = place.open().run_task("odd", name="a", task=1, event="b")
+    assert report.exit_code == 0, report.failed
+
+
 def test_plan_lists_the_tasks_beside_the_syncs(place: Place) -> None:
     place.source.execute(*CREATE, FILL)
     found = command(place.folder, "plan", "--json")

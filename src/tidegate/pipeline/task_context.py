@@ -36,7 +36,7 @@ class TaskContext:
         self.parameters: Mapping[str, Any] = dict(run.values)
         self.update_id = run.update_id
         self.attempt_id = attempt_id
-        self.log = log.bind(task=run.name, **run.parameters)
+        self.log = log.bind(task=run.name, parameters=run.parameters)
         self._context = context
         self._report = report
         self._open = ExitStack()
