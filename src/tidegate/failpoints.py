@@ -48,6 +48,9 @@ POINTS = (
     "orphans.deleted",
     "cancel.requested",
     "cancel.fenced",
+    "tick.queued",
+    "tick.noted",
+    "tick.committed",
 )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from tidegate.control.limits import Limits
 from tidegate.control.workers import user_name
 from tidegate.errors import UsageError
 from tidegate.insight.adoption import examine, record_adoption
@@ -33,6 +34,7 @@ from tidegate.model.load import LoadResult
 from tidegate.model.publish import Publish, PublishReport
 from tidegate.model.relation import Endpoint
 from tidegate.model.rules import Check, Duplicates, Mode, Rules
+from tidegate.model.scheduled import Scheduled
 from tidegate.model.sync import Sync
 from tidegate.model.task import Step, Task, TaskRun
 from tidegate.pipeline.context import Context
@@ -40,6 +42,7 @@ from tidegate.pipeline.declarations import Declarations, read_declarations
 from tidegate.pipeline.expanding import Expanded, expand
 from tidegate.pipeline.task_graph import TaskGraph, build_graph, find_task
 from tidegate.pipeline.task_work import is_complete
+from tidegate.pipeline.scheduled import scheduled_syncs
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.claiming import open_heartbeat
 from tidegate.runtime.heartbeat import Heartbeat
@@ -49,6 +52,8 @@ from tidegate.runtime.policy_loop import PolicyKeeper
 from tidegate.runtime.publisher import Publisher
 from tidegate.runtime.refreshing import RefreshLoop
 from tidegate.runtime.runner import Runner, RunOptions, RunReport
+from tidegate.runtime.scheduled_syncs import prepare_syncs
+from tidegate.runtime.scheduler import ScheduleLoop, Scheduler
 from tidegate.runtime.submitting import QueueOptions, submit_sync
 from tidegate.runtime.sweeper import Sweeper, SweepLoop
 from tidegate.runtime.task_graph_run import GraphReport, GraphRun, StepEnd
@@ -452,6 +457,8 @@ class Project:
             burst=burst,
         )
         self.context.control_id()
+        with self.context.plane.connect() as control:
+            Limits(self.context.plane, self.name).declare(control, self.settings.resources)
         handlers = handlers_of(self.context, self.sync, kinds, find_tasks=lambda: self.tasks)
         return Worker(self.context, handlers, options)
 
@@ -464,6 +471,17 @@ class Project:
 
         sweeper = Sweeper(self.context, actor=actor, targets=targets)
         return SweepLoop(sweeper, self.context, self.settings.worker.sweep_seconds)
+
+    @property
+    def scheduled(self) -> list[Scheduled]:
+        """What is queued by itself, and when."""
+        return scheduled_syncs(self.declared)
+
+    def schedule_loop(self, actor: str) -> ScheduleLoop:
+        """What queues the syncs that have a schedule, for as long as it runs."""
+        prepare = {SYNC: prepare_syncs(self.context, lambda name: self.expand([name]))}
+        scheduler = Scheduler(self.context, self.scheduled, prepare, actor=actor)
+        return ScheduleLoop(scheduler, self.context, self.settings.scheduler.poll_seconds)
 
     def refresh_loop(self) -> RefreshLoop:
         """What keeps the table cache up to date and queues automatic maintenance; it does nothing

@@ -28,6 +28,9 @@ ELSEWHERE = (
     "action.done",
     "orphans.listed",
     "orphans.deleted",
+    "tick.queued",
+    "tick.noted",
+    "tick.committed",
 )
 # These are passed only when the target has to change.
 IN_EVOLUTION = ("evolve.changed", "evolve.done")

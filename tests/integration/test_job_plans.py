@@ -112,6 +112,10 @@ def scans_of(found: list[dict[str, Any]], relation: str) -> set[tuple[str, str |
 @pytest.mark.parametrize("limit", [1, 10])
 def test_a_claim_reads_as_many_rows_as_it_takes(store: Store, mode: str, limit: int) -> None:
     found = plan(store, *claiming(store, limit), mode)
+    # Without limits nobody counts how many are claimed.
+    counting = [node for node in found if node.get("Index Name") == "job_queue_claimed"]
+    assert [node["Actual Loops"] for node in counting] == [0]
+    found = [node for node in found if node["Actual Loops"]]
     assert scans_of(found, "job_queue") == {
         ("Index Scan", "job_queue_ready"),
         ("Index Scan", "job_queue_pkey"),
@@ -120,6 +124,27 @@ def test_a_claim_reads_as_many_rows_as_it_takes(store: Store, mode: str, limit: 
     (picking,) = [node for node in found if node.get("Index Name") == "job_queue_ready"]
     assert picking["Actual Rows"] <= limit + CLAIMED
     assert sum(node["Actual Rows"] for node in found if node["Node Type"] == "Sort") <= 3 * limit
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_however_many_wait_for_a_place_what_is_used_up_is_counted_once(
+    store: Store, mode: str
+) -> None:
+    waiting, others = ["full"], 3_000
+    with store.session.transaction(force_rollback=True):
+        first = "SELECT job_id FROM job_queue WHERE claimed_at IS NULL"
+        store.execute("UPDATE job_queue SET limits = %s WHERE claimed_at IS NOT NULL", waiting)
+        store.execute(
+            f"UPDATE job_queue SET limits = %s, priority = 9 WHERE job_id IN ({first} LIMIT %s)",
+            waiting,
+            others,
+        )
+        store.execute("ANALYZE job_queue")
+        found = plan(store, *claiming(store, 10), mode)
+    (counting,) = [node for node in found if node.get("Index Name") == "job_queue_claimed"]
+    assert (counting["Actual Loops"], counting["Actual Rows"]) == (1, CLAIMED)
+    (picking,) = [node for node in found if node.get("Index Name") == "job_queue_ready"]
+    assert picking["Actual Rows"] <= 10 + CLAIMED
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -214,11 +214,11 @@ def test_a_variable_is_a_toml_value_or_text(text: str, value: object) -> None:
 def test_references_are_replaced_in_the_file_only(load: Load) -> None:
     settings = load(
         BASE + ORDERS + 'cursor = "${C:-at}"\nkey = ["${K}", "$${K}"]\n',
-        {"TIDEGATE_SYNC__ORDERS__SCHEDULE": "${C}"},
+        {"TIDEGATE_SYNC__ORDERS__WHERE": "${C}"},
         "K=from-dotenv\nC=",
     )
     sync = settings.sync["orders"]
-    assert (sync.cursor, sync.key, sync.schedule) == ("at", ("from-dotenv", "${K}"), "${C}")
+    assert (sync.cursor, sync.key, sync.where) == ("at", ("from-dotenv", "${K}"), "${C}")
 
 
 def test_a_variable_is_not_needed_where_a_later_layer_wins(load: Load) -> None:

@@ -21,6 +21,8 @@ from tidegate.cli import plan as plan_module
 from tidegate.cli import prove as prove_module
 from tidegate.cli import remove as remove_module
 from tidegate.cli import run as run_module
+from tidegate.cli import schedule as schedule_module
+from tidegate.cli import scheduler as scheduler_module
 from tidegate.cli import serve as serve_module
 from tidegate.cli import status as status_module
 from tidegate.cli import sweeper as sweeper_module
@@ -59,12 +61,14 @@ app.command("vacuum")(vacuum_module.vacuum)
 app.command("remove")(remove_module.remove)
 app.command("worker")(worker_module.worker)
 app.command("sweeper")(sweeper_module.sweeper)
+app.command("scheduler")(scheduler_module.scheduler)
 app.command("serve")(serve_module.serve)
 app.command("up")(up_module.up)
 app.add_typer(watermark_module.app, name="watermark")
 app.add_typer(marker_module.app, name="marker")
 app.add_typer(job_module.app, name="job")
 app.add_typer(table_module.app, name="table")
+app.add_typer(schedule_module.app, name="schedule")
 app.add_typer(drain_module.app, name="drain")
 app.add_typer(token_module.app, name="token")
 app.add_typer(db_module.app, name="db")

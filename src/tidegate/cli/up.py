@@ -25,7 +25,8 @@ def up(
 ) -> None:
     """Run the project's workers together, with the service if wanted, and stop them together.
 
-    One that dies is started again; one that dies five times in a row within seconds ends them all.
+    Where something has a schedule, a scheduler runs beside them. One that dies is started again;
+    one that dies five times in a row within seconds ends them all.
 
     Example: tidegate up --workers 2
     """
@@ -35,6 +36,7 @@ def up(
     opened.context.control_id()
     folder = opened.settings.root
     lakes = opened.refresh_loop().refresher.lakes
+    schedules = bool(opened.scheduled)
     opened.close()
     base = [sys.executable, "-m", "tidegate"]
     for key, value in given_overrides().items():
@@ -49,8 +51,11 @@ def up(
     elif lakes:
         # Workers come and go with their number; the tables of lakes need one who looks after them.
         members.append(Supervised("sweeper", [*base, "sweeper", *common]))
+    if schedules:
+        members.append(Supervised("scheduler", [*base, "scheduler", *common]))
     say = _say_nothing if as_json else print_line
-    beside = " and the service" if serve else ""
+    others = ["the service"] * serve + ["a scheduler"] * schedules
+    beside = "".join(f" and {one}" for one in others)
     many = "es" if workers > 1 else ""
     say(f"{opened.name}: {workers} worker process{many}{beside}; Ctrl-C ends")
     code = Supervisor(members, say=say).run()

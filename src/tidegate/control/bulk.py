@@ -147,6 +147,8 @@ def _refuse_answered(request: JobRequest) -> None:
         wanted = f"has the unique key {request.unique_key!r}"
     elif request.idempotency_key is not None:
         wanted = f"has the idempotency key {request.idempotency_key!r}"
+    elif request.limits or request.needs:
+        wanted = "has limits or needs others"
     else:
         return
     raise UsageError(

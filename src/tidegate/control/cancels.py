@@ -8,6 +8,7 @@ from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
+from tidegate.control.needs import Needs
 from tidegate.control.plane import ControlPlane
 from tidegate.model.job import JobStatus
 from tidegate.postgres.connect import Connection
@@ -70,6 +71,8 @@ class Cancels:
                 "actor": actor,
             },
         ).fetchone()
+        if row is not None:
+            Needs(self.plane).settle(connection, job_id)
         return row is not None
 
     def list_half_done(self, connection: Connection, project: str) -> list[Cancelling]:

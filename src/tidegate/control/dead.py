@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from tidegate.control.needs import Needs
 from tidegate.control.plane import ControlPlane
 from tidegate.postgres.connect import Connection
 
@@ -66,4 +67,6 @@ class DeadAttempts:
                 "channel": self.plane.channel("jobs"),
             },
         ).fetchone()
+        if row is not None and row[1]:
+            Needs(self.plane).settle(connection, dead.job_id)
         return row is not None

@@ -60,6 +60,7 @@ class JobRecord:
     beat_at: datetime | None
     lock_at: str
     unique_key: str | None
+    limits: list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

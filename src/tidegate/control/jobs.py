@@ -12,6 +12,8 @@ from psycopg import errors as pg
 from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 
+from tidegate.control.limits import Limits
+from tidegate.control.needs import Needs
 from tidegate.control.plane import ControlPlane
 from tidegate.errors import BusyError, UsageError
 from tidegate.model.identity import new_job_id
@@ -86,7 +88,7 @@ class Jobs:
         picked = {"project": project, "kinds": list(kinds)}
         for _ in range(_CLAIM_TRIES):
             found, passed_over = self._claim(
-                connection, worker_id, "pick_ready", picked, lease_seconds, limit
+                connection, worker_id, "pick_ready", picked, lease_seconds, limit, project
             )
             # Others were quicker with all of these resources; behind them there may be more.
             if found or not passed_over:
@@ -148,12 +150,44 @@ class Jobs:
     def finish_many(
         self, connection: Connection, endings: Sequence[Ending], *, actor: str
     ) -> set[str]:
-        """Write several terminal states; returns the attempts that were the ones to do so."""
+        """Write several terminal states; returns the attempts that were the ones to do so.
+
+        Those who wait for the jobs are told afterwards; after a crash in between, a scheduler or
+        sweeper does.
+        """
         rows = connection.execute(
             self.plane.finishing(),
             finish_parameters(endings, actor) | {"channel": self.plane.channel("jobs")},
-        )
+        ).fetchall()
+        self.settle(connection, [row[1] for row in rows if row[2]])
         return {row[0] for row in rows}
+
+    def settle(self, connection: Connection, job_ids: Iterable[UUID]) -> None:
+        """Tell those who wait for these jobs how they ended."""
+        for job_id in job_ids:
+            Needs(self.plane).settle(connection, job_id)
+
+    def claim_limited(
+        self,
+        connection: Connection,
+        worker_id: str,
+        passed: Iterable[Sequence[Any]],
+        *,
+        project: str,
+        lease_seconds: float,
+    ) -> list[Claim]:
+        """Start new attempts at those jobs with limits that a claim found and left to us."""
+        found: list[Claim] = []
+        for names, job_id, *_ in passed:
+            with connection.transaction():
+                Limits(self.plane, project).lock(connection, names)
+                rows = connection.execute(
+                    self.plane.claiming("pick_limited"),
+                    {"job_id": job_id, "project": project}
+                    | claim_parameters(self.plane, worker_id, lease_seconds),
+                )
+                found += read_claims(rows)
+        return found
 
     def outcome(self, connection: Connection, claim: Claim) -> str | None:
         """How an attempt ended; None while it goes on."""
@@ -193,6 +227,8 @@ class Jobs:
             self.plane.statement("jobs", "drop_pending"),
             {"job_id": job_id, "actor": actor, "reason": reason},
         ).fetchone()
+        if row is not None:
+            self.settle(connection, [job_id])
         return row is not None
 
     def holder(self, connection: Connection, resource: str) -> Holder | None:
@@ -240,6 +276,7 @@ class Jobs:
         picked: dict[str, Any],
         lease_seconds: float,
         limit: int = 1,
+        project: str = "",
     ) -> tuple[list[Claim], bool]:
         """New attempts, and whether a job was passed over because its resource was taken."""
         rows = connection.execute(
@@ -247,6 +284,15 @@ class Jobs:
             picked | claim_parameters(self.plane, worker_id, lease_seconds),
         ).fetchall()
         found = read_claims(rows)
+        if len(found) == len(rows):
+            return found, False
+        found += self.claim_limited(
+            connection,
+            worker_id,
+            [row for row in rows if row[0]],
+            project=project,
+            lease_seconds=lease_seconds,
+        )
         return found, len(found) < len(rows)
 
     def _write(
@@ -299,8 +345,8 @@ class Jobs:
 
 
 def read_claims(rows: Iterable[Sequence[Any]]) -> list[Claim]:
-    """What was claimed; a job that was passed over has no attempt."""
-    return [Claim(*row) for row in rows if row[1] is not None]
+    """What was claimed; a job that was passed over has no attempt, but perhaps limits in front."""
+    return [Claim(*row[1:]) for row in rows if row[2] is not None]
 
 
 def claim_parameters(
@@ -353,4 +399,6 @@ def _parameters(request: JobRequest) -> dict[str, Any]:
         "unique_key": request.unique_key,
         "idempotency_key": request.idempotency_key,
         "retry_of": request.retry_of,
+        "limits": list(request.limits) or None,
+        "needs": list(request.needs) or None,
     }

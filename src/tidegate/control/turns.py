@@ -41,7 +41,25 @@ class Turns:
             | claim_parameters(self.plane, self.worker_id, self.lease_seconds)
             | {"project": self.project, "kinds": list(self.kinds)},
         ).fetchall()
-        return Turn(set(rows[0][0] or ()), read_claims(row[1:] for row in rows))
+        won, needed, freed = rows[0][:3]
+        picked = [row[3:] for row in rows]
+        claims = read_claims(picked)
+        jobs = Jobs(self.plane)
+        if needed:
+            jobs.settle(connection, needed)
+        limited = [row for row in picked if row[0]]
+        if limited:
+            claims += jobs.claim_limited(
+                connection,
+                self.worker_id,
+                limited,
+                project=self.project,
+                lease_seconds=self.lease_seconds,
+            )
+        if not claims and (needed or freed):
+            # The endings have made something ready that the statement could not see.
+            claims = self.claim(connection, limit)
+        return Turn(set(won or ()), claims)
 
     def claim(self, connection: Connection, limit: int) -> list[Claim]:
         return Jobs(self.plane).claim_ready(

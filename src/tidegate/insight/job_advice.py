@@ -23,6 +23,8 @@ def advise(detail: JobDetail) -> list[str]:
                 f"{line.locked_by}",
                 cancel,
             ]
+        case JobState.NEEDS:
+            return ["it starts when the jobs that it needs are done", cancel]
         case JobState.LATER:
             return [f"its time comes at {_moment(line.visible_at)}", *_drained(detail), cancel]
         case JobState.BACKOFF:

@@ -207,6 +207,7 @@ def _remove_control(
         "delete_audit_of_project",
         "delete_jobs_of_project",
         "delete_observations_of_project",
+        "delete_schedules_of_project",
     ):
         session.execute(context.plane.statement("premises", name), own)
 

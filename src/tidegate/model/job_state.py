@@ -15,6 +15,7 @@ class JobState(StrEnum):
     LATER = "waiting for its time"
     BACKOFF = "waiting to be tried again"
     LOCKED = "waiting for its table"
+    NEEDS = "waiting for other jobs"
     RUNNING = "running"
     OVERDUE = "running, lease over"
     LOST = "running, worker gone"
@@ -37,6 +38,8 @@ def job_state(
 ) -> JobState:
     """The state of a job at a moment of the control database's clock."""
     if status is JobStatus.PENDING:
+        if visible_at is None:
+            return JobState.NEEDS
         if visible_at is not None and visible_at > now:
             return JobState.BACKOFF if attempt_count else JobState.LATER
         return JobState.LOCKED if is_locked_out else JobState.READY

@@ -71,6 +71,8 @@ class Schedule:
         ticks = self.between(after, now)
         if catch_up is CatchUp.ALL or not ticks:
             return ticks
+        while len(ticks) == _LOOK_BACK_AT_MOST:
+            ticks = self.between(ticks[-1], now) or ticks[-1:]
         last = ticks[-1]
         return [last] if catch_up is CatchUp.LAST or now - last <= grace else []
 

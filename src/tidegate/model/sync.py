@@ -34,6 +34,12 @@ class Sync:
     batch_rows: int = 500_000
     partitions: int | None = None
     schedule: str | None = None
+    timezone: str = "UTC"
+    catch_up: str = "last"
+    priority: int = 0
+    resources: tuple[str, ...] = ()
+    """named resources of which a run takes a place"""
+    disable_after: int | None = None
     columns: tuple[str, ...] | None = None
     exclude_columns: tuple[str, ...] = ()
     where: str | None = None

@@ -18,6 +18,7 @@ from tidegate.model.task import Task
 from tidegate.pipeline.expansion import make_group, mark_shared_targets
 from tidegate.pipeline.same_database import same_database
 from tidegate.pipeline.tasks import read_tasks
+from tidegate.pipeline.scheduled import known_resources
 from tidegate.pipeline.user_code import import_file, user_code
 from tidegate.settings import Settings, SyncSettings
 
@@ -95,6 +96,11 @@ def _make_sync(
         batch_rows=values.batch_rows,
         partitions=values.partitions,
         schedule=values.schedule,
+        timezone=values.timezone,
+        catch_up=values.catch_up,
+        priority=values.priority,
+        resources=known_resources(settings, f"sync {name}", values.resources),
+        disable_after=values.disable_after,
         columns=values.columns,
         exclude_columns=values.exclude_columns,
         where=values.where,

@@ -216,6 +216,7 @@ def sync_request(context: Context, sync: Sync, options: RunOptions) -> JobReques
         payload={"target": str(sync.target), "full_refresh": options.full_refresh}
         | ({} if options.max_batches is None else {"max_batches": options.max_batches}),
         max_attempts=context.settings.worker.max_attempts,
+        limits=sync.resources,
     )
 
 

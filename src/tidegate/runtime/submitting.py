@@ -62,7 +62,7 @@ def submit_sync(
             sync_request(context, sync, options),
             lock_at=LockAt.CLAIM,
             unique_key=f"sync:{sync.name}",
-            priority=order.priority,
+            priority=order.priority or sync.priority,
             visible_at=order.visible_at,
             delay_seconds=order.delay_seconds,
             idempotency_key=order.idempotency_key,
@@ -103,6 +103,7 @@ def retry_job(
         lock_at=LockAt(record.lock_at),
         unique_key=record.unique_key,
         retry_of=record.job_id,
+        limits=tuple(record.limits or ()),
     )
     return _submit(context, control, request, actor)
 

@@ -13,7 +13,9 @@ import psycopg
 from tidegate.control.cancels import Cancelling, Cancels
 from tidegate.control.dead import DeadAttempt, DeadAttempts
 from tidegate.control.jobs import Jobs
+from tidegate.control.needs import Needs
 from tidegate.control.retention import prune
+from tidegate.control.schedules import Schedules
 from tidegate.control.sweeps import Sweeps
 from tidegate.errors import TidegateError
 from tidegate.log import log
@@ -60,6 +62,7 @@ class Sweeper:
         half = Cancels(self._context.plane).list_half_done(control, project)
         reclaimed = sum(self._try(one, partial(self._reclaim, control, one)) for one in dead)
         cancelled = sum(self._try(one, partial(self._end_cancel, control, one)) for one in half)
+        Needs(self._context.plane).settle_all(control, actor=self._actor)
         Sweeps(self._context.plane).note(control, project, self._actor)
         if now() < self._tidy_at and not tidy:
             return Swept(reclaimed, cancelled)
@@ -95,6 +98,7 @@ class Sweeper:
     def _forget(self, control: Connection) -> int:
         """Forget jobs that ended long ago, some at a time."""
         keep = self._context.settings.worker.keep_jobs_seconds
+        Schedules(self._context.plane, self._context.settings.project.name).prune(control, keep)
         forgotten = 0
         for _ in range(_MOST_CHUNKS):
             chunk = prune(control, self._context.plane, keep)

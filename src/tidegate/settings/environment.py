@@ -22,7 +22,7 @@ _SERVICE_LINK = re.compile(
 _TEXT_KEYS = {
     ("project", key) for key in ("name", "control", "control_schema", "pipelines", "state")
 } | {("ledger", "schema"), ("ledger", "marker_table"), ("spark", "master"), ("spark", "remote")}
-_SYNC_TEXT_KEYS = {"source", "target", "cursor", "cursor_timezone", "schedule"}
+_SYNC_TEXT_KEYS = {"source", "target", "cursor", "cursor_timezone", "schedule", "timezone"}
 
 
 def add_environment(layers: Layers, variables: Mapping[str, str], where: str) -> None:

@@ -10,10 +10,17 @@ from pydantic import Field, SecretStr, field_serializer, model_validator
 from tidegate.model.backoff import Backoff
 from tidegate.model.group import TargetTemplate
 from tidegate.model.pattern import split_parts
+from tidegate.model.schedule import Schedule
 from tidegate.settings import checks as values
 from tidegate.settings.durations import parse_duration
 from tidegate.settings.explain import Conflict
 from tidegate.settings.maintenance import MaintenanceSettings
+from tidegate.settings.scheduling import (
+    Failures,
+    Priority,
+    ResourceNames,
+    SchedulerSettings,
+)
 from tidegate.settings.section import Section
 from tidegate.settings.serving import ServeSettings
 
@@ -149,8 +156,22 @@ class SyncDefaults(Section):
     batch_rows: values.Rows = 500_000
     partitions: values.Partitions | None = None
     schedule: values.Text | None = None
+    timezone: values.TimeZone = "UTC"
+    catch_up: Literal["none", "last", "all"] = "last"
+    priority: Priority = 0
+    resources: ResourceNames = ()
+    disable_after: Failures | None = None
     reject_limit: values.Share = 0.05
     drift: Literal["evolve", "freeze"] = "evolve"
+
+    @model_validator(mode="after")
+    def _due_some_day(self) -> SyncDefaults:
+        if self.schedule is not None:
+            try:
+                Schedule(self.schedule, self.timezone)
+            except ValueError as error:
+                raise Conflict("schedule", f'is "{self.schedule}"; expected {error}') from None
+        return self
 
     @property
     def settle_seconds(self) -> float:
@@ -238,7 +259,7 @@ class SyncSettings(SyncDefaults):
         return self
 
 
-# Sections whose keys are fixed; [connections] and [sync] hold names the user chose.
+# Sections whose keys are fixed; [connections], [resources] and [sync] hold names the user chose.
 FIXED: dict[str, type[Section]] = {
     "project": ProjectSettings,
     "spark": SparkSettings,
@@ -247,5 +268,6 @@ FIXED: dict[str, type[Section]] = {
     "defaults": SyncDefaults,
     "maintenance": MaintenanceSettings,
     "serve": ServeSettings,
+    "scheduler": SchedulerSettings,
 }
-SECTIONS = (*FIXED, "connections", "sync")
+SECTIONS = (*FIXED, "connections", "resources", "sync")

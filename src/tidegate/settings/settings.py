@@ -21,6 +21,7 @@ from tidegate.settings.connections import (
 from tidegate.settings.explain import Key, Origin, Problem, explain, key_of, refuse
 from tidegate.settings.layers import unknown_keys
 from tidegate.settings.maintenance import MaintenanceSettings
+from tidegate.settings.scheduling import Places, SchedulerSettings
 from tidegate.settings.section import Section
 from tidegate.settings.sections import (
     LedgerSettings,
@@ -50,6 +51,8 @@ class Settings(Section):
     defaults: SyncDefaults = Field(default_factory=SyncDefaults)
     maintenance: MaintenanceSettings = Field(default_factory=MaintenanceSettings)
     serve: ServeSettings = Field(default_factory=ServeSettings)
+    scheduler: SchedulerSettings = Field(default_factory=SchedulerSettings)
+    resources: dict[str, Places] = Field(default_factory=dict)
     sync: dict[str, SyncSettings] = Field(default_factory=dict)
 
     @field_serializer("connections")

@@ -6,7 +6,8 @@
 SELECT j.job_id, j.kind, j.name, j.status, j.attempt_count, j.error_count, j.crash_count,
        j.max_attempts, j.priority, j.submitted_at, j.started_at, j.finished_at,
        j.cancel_requested_at, j.cancel_requested_by, j.error, j.progress,
-       (j.result ->> 'loads')::int, (j.result ->> 'rows')::bigint, q.visible_at,
+       (j.result ->> 'loads')::int, (j.result ->> 'rows')::bigint,
+       nullif(q.visible_at, 'infinity'),
        q.claimed_at, q.lease_until, q.attempt_id, q.claimed_by, w.host, w.pid, w.command,
        w.beat_at,
        CASE WHEN w.worker_id IS NULL THEN false ELSE EXISTS (
@@ -53,7 +54,7 @@ LIMIT 20
 SELECT kind,
        count(*) FILTER (WHERE claimed_at IS NULL AND visible_at <= now()),
        count(*) FILTER (WHERE claimed_at IS NULL AND visible_at > now()),
-       min(visible_at) FILTER (WHERE claimed_at IS NULL AND visible_at > now()),
+       nullif(min(visible_at) FILTER (WHERE claimed_at IS NULL AND visible_at > now()), 'infinity'),
        count(*) FILTER (WHERE claimed_at IS NOT NULL)
 FROM {schema}.job_queue
 WHERE project = %(project)s

@@ -1,24 +1,36 @@
 -- job_queue(job_id, kind, priority, visible_at, claimed_at, claimed_by, attempt_id, fence,
---           lease_until, project, unique_key, lock_resource): narrow, and lease_until is in no
---           index so that beats stay HOT.
+--           lease_until, project, unique_key, lock_resource, limits): narrow, and lease_until is in
+--           no index so that beats stay HOT.
 
 -- name: pick_ready
 -- The most urgent jobs that may run now, for claim_jobs. The limit is no parameter: a plan that is
--- made for any number reads whole tables.
-    SELECT q.job_id, q.lock_resource, q.priority, q.visible_at
+-- made for any number reads whole tables. What is used up is only looked up where a job has limits.
+    SELECT q.job_id, q.lock_resource, q.priority, q.visible_at, q.limits
     FROM {schema}.job_queue q
     WHERE q.claimed_at IS NULL AND q.visible_at <= now()
       AND q.project = %(project)s AND q.kind = ANY(%(kinds)s)
       AND NOT EXISTS (SELECT FROM {schema}.table_locks l WHERE l.resource = q.lock_resource)
+      AND (q.limits IS NULL OR NOT q.limits && ARRAY(
+          SELECT u.name FROM {schema}.limits_used_up u WHERE u.project = %(project)s))
     ORDER BY q.priority DESC, q.visible_at, q.job_id
     LIMIT {limit}
     FOR UPDATE OF q SKIP LOCKED
 
 -- name: pick_one
--- One job by its id, whether or not its time has come, for claim_jobs.
-    SELECT q.job_id, q.lock_resource, q.priority, q.visible_at
+-- One job by its id, whether or not its time has come and whatever its limits, for claim_jobs.
+    SELECT q.job_id, q.lock_resource, q.priority, q.visible_at, NULL::text[] AS limits
     FROM {schema}.job_queue q
     WHERE q.job_id = %(job_id)s AND q.claimed_at IS NULL
+    FOR UPDATE OF q SKIP LOCKED
+
+-- name: pick_limited
+-- One job with limits that may run now, for claim_jobs, after lock_limits: nobody else counts.
+    SELECT q.job_id, q.lock_resource, q.priority, q.visible_at, NULL::text[] AS limits
+    FROM {schema}.job_queue q
+    WHERE q.job_id = %(job_id)s AND q.claimed_at IS NULL AND q.visible_at <= now()
+      AND NOT EXISTS (SELECT FROM {schema}.table_locks l WHERE l.resource = q.lock_resource)
+      AND NOT q.limits && ARRAY(
+          SELECT u.name FROM {schema}.limits_used_up u WHERE u.project = %(project)s)
     FOR UPDATE OF q SKIP LOCKED
 
 -- name: find_unique
@@ -54,8 +66,11 @@ SELECT COUNT(*) FROM {schema}.job_queue WHERE claimed_at IS NULL AND visible_at 
 -- How long until the next waiting job may run, in seconds; nothing when none waits for its time.
 SELECT extract(epoch FROM min(q.visible_at) - clock_timestamp())::float8
 FROM {schema}.job_queue q
-WHERE q.claimed_at IS NULL AND q.project = %(project)s AND q.kind = ANY(%(kinds)s)
+WHERE q.claimed_at IS NULL AND q.visible_at < 'infinity'
+  AND q.project = %(project)s AND q.kind = ANY(%(kinds)s)
   AND NOT EXISTS (SELECT FROM {schema}.table_locks l WHERE l.resource = q.lock_resource)
+  AND (q.limits IS NULL OR NOT q.limits && ARRAY(
+      SELECT u.name FROM {schema}.limits_used_up u WHERE u.project = %(project)s))
 
 -- name: list_dead
 -- Attempts at a resource, or at any, whose lease ran out or whose worker's session is gone.

@@ -1,31 +1,35 @@
 -- jobs(job_id, project, kind, name, resource, payload, plan, status, attempt_id, attempt_count,
 --      crash_count, max_attempts, retry_of, result, error, submitted_by, submitted_at,
 --      started_at, finished_at, priority, error_count, lock_at, unique_key, idempotency_key,
---      progress, cancel_requested_at, cancel_requested_by)
+--      progress, cancel_requested_at, cancel_requested_by, limits)
 -- Rows are locked in one order everywhere, so that nobody deadlocks: job_queue by job_id, then
 -- table_locks by resource, then jobs.
 
 -- name: submit_job
 -- A job, its place in the queue, its lock and its audit line; no row when the lock is taken or
--- nothing is taken in.
+-- nothing is taken in. One that needs others waits until they are done.
 WITH job AS (
     INSERT INTO {schema}.jobs
         (job_id, project, kind, name, resource, payload, max_attempts, priority, lock_at,
-         unique_key, idempotency_key, retry_of, submitted_by)
+         unique_key, idempotency_key, retry_of, submitted_by, limits)
     SELECT %(job_id)s, %(project)s, %(kind)s, %(name)s, %(resource)s, %(payload)s,
            %(max_attempts)s, %(priority)s, %(lock_at)s, %(unique_key)s, %(idempotency_key)s,
-           %(retry_of)s, %(actor)s
+           %(retry_of)s, %(actor)s, %(limits)s
     WHERE NOT EXISTS (SELECT FROM {schema}.control_plane WHERE draining_since IS NOT NULL)
       AND (%(lock_at)s <> 'submit'
            OR NOT EXISTS (SELECT FROM {schema}.table_locks WHERE resource = %(resource)s))
     RETURNING job_id
 ), queued AS (
     INSERT INTO {schema}.job_queue
-        (job_id, project, kind, priority, visible_at, unique_key, lock_resource)
+        (job_id, project, kind, priority, visible_at, unique_key, lock_resource, limits)
     SELECT job_id, %(project)s, %(kind)s, %(priority)s,
-           coalesce(%(visible_at)s, now() + %(delay)s * interval '1 second'), %(unique_key)s,
-           CASE WHEN %(lock_at)s = 'claim' THEN %(resource)s::text END
+           CASE WHEN %(needs)s::uuid[] IS NOT NULL THEN 'infinity'
+                ELSE coalesce(%(visible_at)s, now() + %(delay)s * interval '1 second') END,
+           %(unique_key)s, CASE WHEN %(lock_at)s = 'claim' THEN %(resource)s::text END, %(limits)s
     FROM job
+), waiting AS (
+    INSERT INTO {schema}.job_needs (job_id, needs)
+    SELECT job_id, needs FROM job CROSS JOIN LATERAL unnest(%(needs)s::uuid[]) AS n(needs)
 ), locked AS (
     INSERT INTO {schema}.table_locks (resource, job_id)
     SELECT %(resource)s, job_id FROM job WHERE %(lock_at)s = 'submit'
@@ -86,13 +90,14 @@ WHERE project = %(project)s AND idempotency_key = %(idempotency_key)s
 
 -- name: claiming
 -- New attempts, each with a fresh token and lease, at the jobs picked from the queue; one whose
--- resource another has taken meanwhile comes without an attempt. A part of claims and turns.
+-- resource another has taken meanwhile comes without an attempt, and so does one with limits: for
+-- that one who counts must be alone (claim_limited). A part of claims and turns.
 picked AS (
 {picked}
 ), locked AS (
     INSERT INTO {schema}.table_locks (resource, job_id)
     SELECT DISTINCT ON (lock_resource) lock_resource, job_id
-    FROM picked WHERE lock_resource IS NOT NULL
+    FROM picked WHERE lock_resource IS NOT NULL AND limits IS NULL
     ORDER BY lock_resource, priority DESC, visible_at, job_id
     ON CONFLICT (resource) DO NOTHING
     RETURNING job_id
@@ -104,7 +109,7 @@ picked AS (
         visible_at = now() + %(lease)s * interval '1 second',
         lease_until = now() + %(lease)s * interval '1 second'
     FROM picked p
-    WHERE q.job_id = p.job_id
+    WHERE q.job_id = p.job_id AND p.limits IS NULL
       AND (p.lock_resource IS NULL OR p.job_id IN (SELECT job_id FROM locked))
     RETURNING q.job_id, q.attempt_id, q.fence
 ), running AS (
@@ -125,7 +130,7 @@ picked AS (
 -- name: claim_jobs
 -- The claim of the jobs picked from the queue, by itself.
 WITH {claiming}
-SELECT p.job_id, r.attempt_id, r.fence, r.kind, r.name, r.resource, r.payload, r.plan,
+SELECT p.limits, p.job_id, r.attempt_id, r.fence, r.kind, r.name, r.resource, r.payload, r.plan,
        r.attempt_count, r.error_count, r.max_attempts
 FROM picked p
 LEFT JOIN running r ON r.job_id = p.job_id
@@ -133,12 +138,16 @@ ORDER BY p.priority DESC, p.visible_at, p.job_id
 
 -- name: take_turn
 -- Finish and claim in one statement, hence in one commit and one round trip; there is always a
--- row, which names the attempts that were ended. What the ending unlocks is claimed a turn later.
+-- row, which names the attempts that were ended, the jobs among them that others need, and whether
+-- places became free. What the ending unlocks is claimed a turn later.
 WITH {finishing},
 {claiming}
-SELECT e.won, p.job_id, r.attempt_id, r.fence, r.kind, r.name, r.resource, r.payload, r.plan,
-       r.attempt_count, r.error_count, r.max_attempts
-FROM (SELECT array_agg(attempt_id) AS won FROM finished) e
+SELECT e.won, e.needed,
+       EXISTS (SELECT FROM ended_queue WHERE limits IS NOT NULL), p.limits, p.job_id, r.attempt_id,
+       r.fence, r.kind, r.name, r.resource, r.payload, r.plan, r.attempt_count, r.error_count,
+       r.max_attempts
+FROM (SELECT array_agg(attempt_id) AS won, array_agg(job_id) FILTER (WHERE needed) AS needed
+      FROM finished) e
 LEFT JOIN (picked p LEFT JOIN running r ON r.job_id = p.job_id) ON true
 ORDER BY p.priority DESC, p.visible_at, p.job_id
 
@@ -169,13 +178,15 @@ ended AS (
     RETURNING l.job_id
 ), ended_queue AS (
     DELETE FROM {schema}.job_queue q USING mine m WHERE q.job_id = m.job_id
+    RETURNING q.limits
 ), finished AS (
     UPDATE {schema}.jobs j
     SET status = m.status, error = m.error, result = m.result, finished_at = now(),
         error_count = j.error_count + (m.status = 'failed')::int
     FROM mine m
     WHERE j.job_id = m.job_id AND j.attempt_id = m.attempt_id AND j.status = 'running'
-    RETURNING j.job_id, m.attempt_id, m.status, m.error
+    RETURNING j.job_id, m.attempt_id, m.status, m.error,
+              EXISTS (SELECT FROM {schema}.job_needs n WHERE n.needs = j.job_id) AS needed
 ), ended_attempts AS (
     UPDATE {schema}.job_attempts a
     SET finished_at = now(), outcome = f.status, error = f.error
@@ -186,9 +197,14 @@ ended AS (
 )
 
 -- name: finish_jobs
--- Several endings, by themselves; who waits for a lock that becomes free is told.
+-- Several endings, by themselves; who waits for a lock or a place that becomes free is told.
 WITH {finishing}
-SELECT f.attempt_id, (SELECT pg_notify(%(channel)s, '') FROM ended_locks LIMIT 1) FROM finished f
+SELECT f.attempt_id, f.job_id, f.needed,
+       (SELECT pg_notify(%(channel)s, '')
+        FROM (SELECT FROM ended_locks UNION ALL SELECT FROM ended_queue WHERE limits IS NOT NULL)
+             AS freed
+        LIMIT 1)
+FROM finished f
 
 -- name: give_back_job
 -- From running to pending again: after an error, to be tried later, or because the worker leaves.
@@ -293,8 +309,8 @@ SELECT job_id FROM finished
 SELECT j.job_id, j.project, j.kind, j.name, j.resource, j.status, j.payload, j.plan, j.progress,
        j.result, j.error, j.attempt_count, j.error_count, j.crash_count, j.max_attempts,
        j.priority, j.retry_of, j.submitted_by, j.submitted_at, j.started_at, j.finished_at,
-       j.cancel_requested_at, q.visible_at, q.claimed_at, q.lease_until, q.attempt_id, w.host,
-       w.pid, w.beat_at, j.lock_at, j.unique_key
+       j.cancel_requested_at, nullif(q.visible_at, 'infinity'), q.claimed_at, q.lease_until,
+       q.attempt_id, w.host, w.pid, w.beat_at, j.lock_at, j.unique_key, j.limits
 FROM {schema}.jobs j
 LEFT JOIN {schema}.job_queue q USING (job_id)
 LEFT JOIN {schema}.workers w ON w.worker_id = q.claimed_by

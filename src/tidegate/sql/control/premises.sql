@@ -46,3 +46,16 @@ DELETE FROM {schema}.jobs WHERE project = %(project)s
 -- Forget what was observed for a project.
 DELETE FROM {schema}.cursor_observations
 WHERE pipeline = ANY(%(pipelines)s)
+
+-- name: delete_schedules_of_project
+-- Forget what a project has queued by itself, what it limits, and which of its tasks are done.
+WITH ticks AS (
+    DELETE FROM {schema}.schedule_ticks WHERE project = %(project)s
+), limits AS (
+    DELETE FROM {schema}.resource_limits WHERE project = %(project)s
+), states AS (
+    DELETE FROM {schema}.task_states WHERE project = %(project)s
+), markers AS (
+    DELETE FROM {schema}.task_markers WHERE project = %(project)s
+)
+DELETE FROM {schema}.schedules WHERE project = %(project)s

@@ -1,0 +1,251 @@
+"""The scheduler: what is due is queued, once, and what waits for others is set free."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import psycopg
+
+from tidegate.control.limits import Limits
+from tidegate.control.needs import Needs
+from tidegate.control.schedules import Schedules
+from tidegate.control.task_states import DisableRule, TaskStates
+from tidegate.errors import TidegateError
+from tidegate.failpoints import reach
+from tidegate.log import log
+from tidegate.model.schedule import CatchUp
+from tidegate.model.scheduled import Scheduled, TickOutcome
+from tidegate.pipeline.context import Context
+from tidegate.postgres.connect import Connection
+
+_DECLARE_EVERY = timedelta(minutes=1)
+_AGAIN_AFTER = timedelta(seconds=10)
+_TICKS_AT_ONCE = 100
+# Others skip a schedule that is seen to; one who is stopped in it must not keep it for ever.
+_PATIENCE = "SET LOCAL idle_in_transaction_session_timeout = '10s'"
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """What queueing for a tick came to."""
+
+    outcome: TickOutcome
+    job_id: UUID | None = None
+    detail: str | None = None
+
+
+Enqueue = Callable[[Connection, str], Enqueued]
+"""queues for a tick, as an actor, in the transaction that notes the tick"""
+Prepare = Callable[[Scheduled, datetime], Enqueue]
+"""all that a tick needs of other databases, asked before that transaction"""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """What one look at all schedules came to; `missed` ticks are those nobody catches up with."""
+
+    queued: int = 0
+    coalesced: int = 0
+    complete: int = 0
+    disabled: int = 0
+    failed: int = 0
+    missed: int = 0
+    released: int = 0
+    """jobs that waited for others, and need not any more"""
+    given_up: int = 0
+    """jobs that waited for others which failed"""
+
+    def __add__(self, other: Scheduling) -> Scheduling:
+        mine, others = asdict(self), asdict(other)
+        return Scheduling(**{name: mine[name] + others[name] for name in mine})
+
+
+class Scheduler:
+    """Schedules for one project; any number may, since a tick and its job are one commit."""
+
+    def __init__(
+        self,
+        context: Context,
+        declared: Sequence[Scheduled],
+        prepare: Mapping[str, Prepare],
+        *,
+        actor: str,
+    ) -> None:
+        self._context = context
+        self._declared = list(declared)
+        self._prepare = prepare
+        self._actor = actor
+        project = context.settings.project.name
+        self._schedules = Schedules(context.plane, project)
+        self._states = TaskStates(context.plane, project)
+        self._limits = Limits(context.plane, project)
+        self._declare_at: datetime | None = None
+        self._next: dict[str, tuple[datetime, datetime]] = {}
+        self._not_before: dict[str, datetime] = {}
+
+    def run_once(self, control: Connection, now: datetime | None = None) -> Scheduling:
+        """One look at all schedules, as of `now`; one that cannot be queued stops no other."""
+        now = now or self._schedules.clock(control)
+        if self._declare_at is None or not 0 <= (now - self._declare_at).total_seconds() < 60:
+            self._declare(control, now)
+        settled = Needs(self._context.plane).settle_all(control, actor=self._actor)
+        done = Scheduling(released=settled.released, given_up=settled.failed)
+        if self._context.plane.draining(control) is not None:
+            return done
+        seen = self._schedules.seen_until(control)
+        for one in self._declared:
+            since = seen.get(one.name)
+            if since is not None and self._is_due(one, since, now):
+                done += self._try(control, one, since, now)
+        return done
+
+    def _declare(self, control: Connection, now: datetime) -> None:
+        self._schedules.declare(control, self._declared, now)
+        self._limits.declare(control, self._context.settings.resources)
+        self._declare_at = now
+
+    def _is_due(self, one: Scheduled, since: datetime, now: datetime) -> bool:
+        """Whether a tick lies in (since, now]; the next one is worked out once."""
+        if now < self._not_before.get(one.name, now):
+            return False
+        known = self._next.get(one.name)
+        if known is None or known[0] != since:
+            known = self._next[one.name] = since, one.schedule.next_after(since)
+        return known[1] <= now
+
+    def _try(
+        self, control: Connection, one: Scheduled, since: datetime, now: datetime
+    ) -> Scheduling:
+        try:
+            return self._see_to(control, one, since, now)
+        except (TidegateError, psycopg.Error) as error:
+            if control.closed:
+                raise
+            # The tick is still due; a database that is away need not be asked every second.
+            self._not_before[one.name] = now + _AGAIN_AFTER
+            log.warning("tick_not_queued", name=one.name, error=str(error).splitlines()[0])
+            return Scheduling()
+
+    def _see_to(
+        self, control: Connection, one: Scheduled, since: datetime, now: datetime
+    ) -> Scheduling:
+        """All ticks up to now, or the oldest of them where each one counts."""
+        ticks = one.schedule.due(since, now, one.catch_up)
+        some = ticks[:_TICKS_AT_ONCE]
+        until = now if len(some) == len(ticks) else some[-1]
+        prepared = [(tick, self._prepare[one.kind](one, tick)) for tick in some]
+        outcomes: list[TickOutcome] = []
+        with control.transaction():
+            control.execute(_PATIENCE)
+            if not self._schedules.lock(control, one.name, since):
+                return Scheduling()
+            disabled = self._judge(control, one, now) if some else None
+            for tick, enqueue in prepared:
+                if self._schedules.has_tick(control, one.name, tick):
+                    continue
+                found = disabled or enqueue(control, self._actor)
+                reach("tick.queued")
+                self._schedules.note(
+                    control,
+                    one.name,
+                    tick,
+                    found.outcome,
+                    actor=self._actor,
+                    job_id=found.job_id,
+                    detail=found.detail,
+                )
+                outcomes.append(found.outcome)
+            self._schedules.move(control, one.name, until)
+            reach("tick.noted")
+        reach("tick.committed")
+        missed = self._count_missed(one, since, now, len(ticks))
+        if missed:
+            log.info("ticks_missed", name=one.name, ticks=missed, catch_up=one.catch_up.value)
+        counts = {outcome.value: outcomes.count(outcome) for outcome in TickOutcome}
+        return Scheduling(**counts, missed=missed)
+
+    def _judge(self, control: Connection, one: Scheduled, now: datetime) -> Enqueued | None:
+        settings = self._context.settings.scheduler
+        rule = DisableRule(
+            one.disable_after or settings.disable_after,
+            settings.disable_window_seconds,
+            settings.disable_for_seconds,
+        )
+        found = self._states.judge(control, one.name, one.kind, rule, now)
+        if found is None:
+            return None
+        detail = f"{found.failures} failures; disabled until {found.until:%Y-%m-%d %H:%M:%S} UTC"
+        if found.since == now:
+            log.warning("disabled", name=one.name, failures=found.failures, until=str(found.until))
+        return Enqueued(TickOutcome.DISABLED, detail=detail)
+
+    def _count_missed(self, one: Scheduled, since: datetime, now: datetime, due: int) -> int:
+        if one.catch_up is CatchUp.ALL:
+            return 0
+        return len(one.schedule.between(since, now)) - due
+
+
+class ScheduleLoop:
+    """A thread that schedules at an interval, over a session of its own.
+
+    `then` is done after each look, over the same session.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        context: Context,
+        interval_seconds: float,
+        then: Callable[[Connection], object] = lambda _: None,
+    ) -> None:
+        self.scheduler = scheduler
+        self._context = context
+        self._interval = interval_seconds
+        self._then = then
+        self._control: Connection | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tidegate-scheduler", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the look that goes on."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def look(self) -> Scheduling | None:
+        """One look; None when it failed, which is told and tried again the next time."""
+        try:
+            if self._control is None or self._control.closed:
+                self._control = self._context.plane.connect()
+            done = self.scheduler.run_once(self._control)
+            self._then(self._control)
+        except Exception as error:
+            # Whatever it was: a loop that has ended would forget everything.
+            ours = isinstance(error, psycopg.Error | TidegateError)
+            log.warning("scheduling_failed", error=_first_line(error), exc_info=not ours)
+            if self._control is not None:
+                self._control.close()
+            return None
+        if done != Scheduling():
+            log.info("scheduled", **{name: n for name, n in asdict(done).items() if n})
+        return done
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self.look()
+            # Not all schedulers at once.
+            self._stopping.wait(self._interval * random.uniform(0.75, 1.25))
+        if self._control is not None:
+            self._control.close()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
