@@ -29,7 +29,7 @@ from tidegate.kinds import handlers_of
 from tidegate.model.adoption import Adoption, StartingPoint
 from tidegate.model.explanation import Explanation
 from tidegate.model.group import Group
-from tidegate.model.job import SYNC, VACUUM, Submitted
+from tidegate.model.job import SYNC, TASK, VACUUM, Submitted
 from tidegate.model.load import LoadResult
 from tidegate.model.publish import Publish, PublishReport
 from tidegate.model.relation import Endpoint
@@ -40,9 +40,9 @@ from tidegate.model.task import Step, Task, TaskRun
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declarations import Declarations, read_declarations
 from tidegate.pipeline.expanding import Expanded, expand
+from tidegate.pipeline.scheduled import scheduled_syncs, scheduled_tasks
 from tidegate.pipeline.task_graph import TaskGraph, build_graph, find_task
 from tidegate.pipeline.task_work import is_complete
-from tidegate.pipeline.scheduled import scheduled_syncs
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.claiming import open_heartbeat
 from tidegate.runtime.heartbeat import Heartbeat
@@ -53,6 +53,7 @@ from tidegate.runtime.publisher import Publisher
 from tidegate.runtime.refreshing import RefreshLoop
 from tidegate.runtime.runner import Runner, RunOptions, RunReport
 from tidegate.runtime.scheduled_syncs import prepare_syncs
+from tidegate.runtime.scheduled_tasks import prepare_tasks
 from tidegate.runtime.scheduler import ScheduleLoop, Scheduler
 from tidegate.runtime.submitting import QueueOptions, submit_sync
 from tidegate.runtime.sweeper import Sweeper, SweepLoop
@@ -475,11 +476,16 @@ class Project:
     @property
     def scheduled(self) -> list[Scheduled]:
         """What is queued by itself, and when."""
-        return scheduled_syncs(self.declared)
+        return scheduled_syncs(self.declared) + scheduled_tasks(self.tasks.values())
 
     def schedule_loop(self, actor: str) -> ScheduleLoop:
-        """What queues the syncs that have a schedule, for as long as it runs."""
-        prepare = {SYNC: prepare_syncs(self.context, lambda name: self.expand([name]))}
+        """What queues the syncs and tasks that have a schedule, for as long as it runs."""
+        prepare = {
+            SYNC: prepare_syncs(self.context, lambda name: self.expand([name])),
+            TASK: prepare_tasks(
+                self.context, lambda: self.tasks, self.task_graph, lambda name: self.expand([name])
+            ),
+        }
         scheduler = Scheduler(self.context, self.scheduled, prepare, actor=actor)
         return ScheduleLoop(scheduler, self.context, self.settings.scheduler.poll_seconds)
 

@@ -24,6 +24,8 @@ warehouse = "postgresql://localhost/warehouse"
 [sync.orders]
 source = "shop:public.orders"
 target = "warehouse:raw.orders"
+[resources]
+shop = 2
 """
 HEAD = "from datetime import date, datetime, timedelta\nimport tidegate as tg\n"
 

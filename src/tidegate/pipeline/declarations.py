@@ -17,8 +17,8 @@ from tidegate.model.sync import Sync
 from tidegate.model.task import Task
 from tidegate.pipeline.expansion import make_group, mark_shared_targets
 from tidegate.pipeline.same_database import same_database
-from tidegate.pipeline.tasks import read_tasks
 from tidegate.pipeline.scheduled import known_resources
+from tidegate.pipeline.tasks import read_tasks
 from tidegate.pipeline.user_code import import_file, user_code
 from tidegate.settings import Settings, SyncSettings
 

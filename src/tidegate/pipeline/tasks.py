@@ -15,6 +15,7 @@ from tidegate.model.rules import Mode
 from tidegate.model.sync import Sync
 from tidegate.model.task import Need, Requirement, Task
 from tidegate.pipeline.declaration import nearest
+from tidegate.pipeline.scheduled import known_resources
 from tidegate.pipeline.task_ticks import check_schedulable
 from tidegate.settings import Settings
 from tidegate.settings.task import read_task
@@ -162,7 +163,7 @@ def _make(settings: Settings, declared: Declared, names: _Names) -> Task:
         catch_up=given.catch_up,
         schedule_parameter=given.schedule_parameter,
         priority=given.priority,
-        resources=given.resources,
+        resources=known_resources(settings, f"task {name}", given.resources),
         disable_after=given.disable_after,
         partitions=given.partitions,
     )
