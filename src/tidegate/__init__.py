@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.version import __version__
 
-__all__ = ["Project", "__version__", "open", "publish", "sync"]
+__all__ = ["Project", "__version__", "needs", "open", "publish", "sync", "task"]
 
 if TYPE_CHECKING:
-    from tidegate.declare import sync
+    from tidegate.declare import needs, sync, task
     from tidegate.project import Project, publish
 
     open = Project.open
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     # Importing tidegate must cost nothing: the command line starts with it.
-    if name == "sync":
-        from tidegate.declare import sync
+    if name in ("needs", "sync", "task"):
+        from tidegate import declare
 
-        return sync
+        return getattr(declare, name)
     if name in ("Project", "open", "publish"):
         from tidegate.project import Project, publish
 

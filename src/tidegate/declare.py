@@ -1,11 +1,13 @@
-"""`@tg.sync`: a sync declared in Python, with its transformation."""
+"""`@tg.sync` and `@tg.task`: what is declared in Python."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, overload
+
+from tidegate.model.task import Need
 
 Transform = Callable[[Any], Any]
 
@@ -16,9 +18,14 @@ class Declared:
 
     name: str
     values: dict[str, Any]
-    function: Transform
+    function: Callable[..., Any]
     file: str
+    is_task: bool = False
 
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Required = Callable[..., Any] | str | Need
+Requires = Sequence[Required] | Callable[..., Sequence[Required]] | str | Need
 
 # Declarations go to whichever project is reading its pipelines file, and nowhere otherwise.
 _collecting: ContextVar[list[Declared] | None] = ContextVar("declarations", default=None)
@@ -83,10 +90,89 @@ def sync(
     values = {key_: value for key_, value in locals().items() if key_ != "name"}
 
     def declare(function: Transform) -> Transform:
-        declared = _collecting.get()
-        if declared is not None:
-            code = function.__code__
-            declared.append(Declared(name or function.__name__, values, function, code.co_filename))
+        _declare(name, values, function, is_task=False)
         return function
 
     return declare
+
+
+@overload
+def task(function: Function, /) -> Function: ...
+
+
+@overload
+def task(
+    *,
+    name: str | None = None,
+    target: str | None = None,
+    key: str | Sequence[str] | None = None,
+    mode: str | None = None,
+    requires: Requires = (),
+    complete: Callable[..., bool] | None = None,
+    retries: int | None = None,
+    retry_delay: str | float | None = None,
+    schedule: str | None = None,
+    timezone: str | None = None,
+    catch_up: str | None = None,
+    schedule_parameter: str | None = None,
+    priority: int | None = None,
+    resources: str | Sequence[str] | None = None,
+    disable_after: int | None = None,
+    partitions: int | None = None,
+) -> Callable[[Function], Function]: ...
+
+
+def task(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    target: str | None = None,
+    key: str | Sequence[str] | None = None,
+    mode: str | None = None,
+    requires: Requires = (),
+    complete: Callable[..., bool] | None = None,
+    retries: int | None = None,
+    retry_delay: str | float | None = None,
+    schedule: str | None = None,
+    timezone: str | None = None,
+    catch_up: str | None = None,
+    schedule_parameter: str | None = None,
+    priority: int | None = None,
+    resources: str | Sequence[str] | None = None,
+    disable_after: int | None = None,
+    partitions: int | None = None,
+) -> Any:
+    """Declare a task: its first argument is the context, the others are its parameters.
+
+    With a target it returns a DataFrame, which is published once for each set of parameters.
+    Without one it is a side effect, done once; `complete` says so where a marker would not.
+
+    >>> from datetime import date
+    >>> @task(target="warehouse:marts.revenue", mode="delete_insert", requires=["orders"])
+    ... def revenue(ctx, day: date):
+    ...     return ctx.read("warehouse:raw.orders").where(f"day = '{day}'")
+    """
+    values = {key_: value for key_, value in locals().items() if key_ not in ("name", "function")}
+
+    def declare(decorated: Function) -> Function:
+        _declare(name, values, decorated, is_task=True)
+        return decorated
+
+    return declare if function is None else declare(function)
+
+
+def needs(of: Callable[..., Any] | str, /, **parameters: Any) -> Need:
+    """A requirement with parameters of its own: `tg.needs(revenue, day=day - timedelta(1))`."""
+    return Need(of, parameters)
+
+
+def _declare(
+    name: str | None, values: dict[str, Any], function: Callable[..., Any], *, is_task: bool
+) -> None:
+    declared = _collecting.get()
+    if declared is not None:
+        code = function.__code__
+        declared.append(
+            Declared(name or function.__name__, values, function, code.co_filename, is_task)
+        )

@@ -18,6 +18,7 @@ TidegateError
 ├── SourceError               the source cannot be read as declared
 │   └── SnapshotGone          a lake no longer knows the snapshot that was loaded last
 ├── TransformError            the user's function failed or returned something unusable
+├── TaskFailed                the user's task raised an error
 ├── LoadError                 a load failed; the message carries the cause
 ├── MaintenanceFailed         some actions on a lake's table failed; the others are done
 ├── WatermarkMoved            somebody moved the watermark meanwhile; plan again
@@ -137,6 +138,10 @@ class StagingLost(DestinationError):
 
 class TransformError(TidegateError):
     """The user's transformation failed or returned something unusable."""
+
+
+class TaskFailed(TidegateError):
+    """The user's task raised an error; the message carries it."""
 
 
 class LoadError(TidegateError):

@@ -9,8 +9,9 @@ from typing import Any
 from tidegate.control.workers import user_name
 from tidegate.errors import UsageError
 from tidegate.insight.superseded import find_versions, remove_superseded
-from tidegate.model.job import MAINTENANCE, SYNC, VACUUM
+from tidegate.model.job import MAINTENANCE, SYNC, TASK, VACUUM
 from tidegate.model.sync import Sync
+from tidegate.model.task import Task
 from tidegate.pipeline.context import Context
 from tidegate.runtime.attempt import LiveAttempt
 from tidegate.runtime.claiming import Claimed
@@ -23,19 +24,26 @@ from tidegate.runtime.handlers import (
 )
 from tidegate.runtime.maintaining_here import read_order, work_maintenance
 from tidegate.runtime.runner import Runner, RunOptions
+from tidegate.runtime.task_runner import TaskRunner, read_payload
 from tidegate.runtime.working import ClaimedWork
 
 FindSync = Callable[[str], Sync]
+FindTasks = Callable[[], Mapping[str, Task]]
 
 
 def handlers_of(
-    context: Context, find_sync: FindSync, kinds: Sequence[str] = ()
+    context: Context,
+    find_sync: FindSync,
+    kinds: Sequence[str] = (),
+    *,
+    find_tasks: FindTasks = dict,
 ) -> Mapping[str, Handler]:
     """A handler for each of the given kinds, or for all."""
     made = {
         SYNC: Handler(SYNC, check_sync, partial(_work_sync, context, find_sync)),
         VACUUM: Handler(VACUUM, check_vacuum, partial(_work_vacuum, context, find_sync)),
         MAINTENANCE: Handler(MAINTENANCE, check_maintenance, partial(work_maintenance, context)),
+        TASK: Handler(TASK, check_task, partial(_work_task, context, find_tasks)),
         NOTHING_HANDLER.kind: NOTHING_HANDLER,
     }
     return {kind: check_kind(kind, made) for kind in kinds} if kinds else made
@@ -61,6 +69,24 @@ def check_maintenance(name: str, payload: dict[str, Any]) -> None:
     """Refuse an order that nobody could have given."""
     payload_text(name, payload, "target")
     read_order(name, payload)
+
+
+def check_task(name: str, payload: dict[str, Any]) -> None:
+    """Refuse a payload that no run of a task could have."""
+    payload_text(name, payload, "task")
+    payload_text(name, payload, "update_id")
+    if not isinstance(payload.get("parameters"), dict):
+        raise UsageError(
+            f"the job {name} is malformed: its payload holds no parameters",
+            "submit it again with: tidegate run NAME --param … --queue",
+        )
+
+
+def _work_task(context: Context, find_tasks: FindTasks, claimed: Claimed) -> bool:
+    claim = claimed.claim
+    run = read_payload(find_tasks(), claim.name, claim.payload)
+    TaskRunner(context, claimed.heartbeat).work(run, claimed)
+    return True
 
 
 def _work_sync(context: Context, find_sync: FindSync, claimed: Claimed) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -21,23 +22,27 @@ from tidegate.insight.superseded import (
     find_versions,
     remove_superseded,
 )
+from tidegate.insight.task_markers import forget_task
 from tidegate.insight.watermarks import SyncWatermark
 from tidegate.insight.why import explain_row, find_sync
 from tidegate.kinds import handlers_of
 from tidegate.model.adoption import Adoption, StartingPoint
 from tidegate.model.explanation import Explanation
 from tidegate.model.group import Group
-from tidegate.model.job import SYNC, VACUUM, Submitted
+from tidegate.model.job import SYNC, TASK, VACUUM, Submitted
 from tidegate.model.load import LoadResult
 from tidegate.model.publish import Publish, PublishReport
 from tidegate.model.relation import Endpoint
 from tidegate.model.rules import Check, Duplicates, Mode, Rules
 from tidegate.model.scheduled import Scheduled
 from tidegate.model.sync import Sync
+from tidegate.model.task import Step, Task, TaskRun
 from tidegate.pipeline.context import Context
-from tidegate.pipeline.declarations import read_declarations
+from tidegate.pipeline.declarations import Declarations, read_declarations
 from tidegate.pipeline.expanding import Expanded, expand
-from tidegate.pipeline.scheduled import scheduled_syncs
+from tidegate.pipeline.scheduled import scheduled_syncs, scheduled_tasks
+from tidegate.pipeline.task_graph import TaskGraph, build_graph, find_task
+from tidegate.pipeline.task_work import is_complete
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.claiming import open_heartbeat
 from tidegate.runtime.heartbeat import Heartbeat
@@ -49,9 +54,12 @@ from tidegate.runtime.publisher import Publisher
 from tidegate.runtime.refreshing import RefreshLoop
 from tidegate.runtime.runner import Runner, RunOptions, RunReport
 from tidegate.runtime.scheduled_syncs import prepare_syncs
+from tidegate.runtime.scheduled_tasks import prepare_tasks
 from tidegate.runtime.scheduler import ScheduleLoop, Scheduler
 from tidegate.runtime.submitting import QueueOptions, submit_sync
 from tidegate.runtime.sweeper import Sweeper, SweepLoop
+from tidegate.runtime.task_graph_run import GraphReport, GraphRun, StepEnd
+from tidegate.runtime.task_submitting import QueuedStep, step_requests, submit_graph
 from tidegate.runtime.worker import Worker, WorkerOptions
 from tidegate.settings import Settings, find_project, load_settings
 from tidegate.settings.durations import parse_duration
@@ -72,7 +80,7 @@ class Project:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.context = Context(settings)
-        self._declared_syncs: dict[str, Sync | Group] | None = None
+        self._read: Declarations | None = None
 
     @classmethod
     def open(
@@ -106,9 +114,16 @@ class Project:
         return {name: one for name, one in self._all().items() if isinstance(one, Group)}
 
     @property
+    def tasks(self) -> dict[str, Task]:
+        """Every task of the pipelines file, by name and in order."""
+        return dict(self._declarations().tasks)
+
+    @property
     def destinations(self) -> list[str]:
         """The connections that the project loads into."""
-        return list(dict.fromkeys(one.target.connection for one in self._all().values()))
+        targets = [one.target for one in self._all().values()]
+        targets += [one.target for one in self.tasks.values() if one.target is not None]
+        return list(dict.fromkeys(one.connection for one in targets))
 
     def sync(self, name: str, *, fresh: bool = False, from_ledger: bool = False) -> Sync:
         """One sync, `group.table` for a table of a group; unknown names get the nearest right one.
@@ -172,6 +187,52 @@ class Project:
         with open_heartbeat(self.context, "tidegate run") as heartbeat:
             return Runner(self.context, heartbeat, step=step).run(sync, options)
 
+    def task_run(self, name: str, parameters: Mapping[str, Any]) -> TaskRun:
+        """One task with parameters from Python or JSON; what is missing or wrong is refused."""
+        task = find_task(self.tasks, name)
+        return task.run(task.signature.read(name, parameters))
+
+    def run_task(self, name: str, /, **parameters: Any) -> GraphReport:
+        """Run a task and what it requires that is not complete; failures are in the report."""
+        return self.run_graph([self.task_run(name, parameters)])
+
+    def forget_task(self, run: TaskRun) -> None:
+        """Let a task be done again with these parameters; its rows stay until then."""
+        forget_task(self.context, run)
+
+    def task_graph(self, roots: Sequence[Step]) -> TaskGraph:
+        """What these need, and which of it is complete; nothing is run."""
+        self.context.control_id()
+        with self.context.plane.connect() as control:
+            return build_graph(
+                self.tasks, roots, lambda run: is_complete(self.context, run, control)
+            )
+
+    def run_graph(
+        self,
+        roots: Sequence[Step] | TaskGraph,
+        *,
+        concurrency: int | None = None,
+        started: Callable[[Step], None] = lambda _: None,
+        ended: Callable[[StepEnd], None] = lambda _: None,
+        heartbeat: Heartbeat | None = None,
+    ) -> GraphReport:
+        """Run tasks and syncs, each after what it requires; what is complete is skipped."""
+        graph = roots if isinstance(roots, TaskGraph) else self.task_graph(roots)
+        owned = (
+            nullcontext(heartbeat) if heartbeat else open_heartbeat(self.context, "tidegate run")
+        )
+        with owned as beating:
+            return GraphRun(
+                context=self.context,
+                heartbeat=beating,
+                graph=graph,
+                find_syncs=lambda one: self.expand([one]),
+                concurrency=concurrency or self.settings.worker.concurrency,
+                started=started,
+                ended=ended,
+            ).run()
+
     def run_many(
         self,
         names: Sequence[str | Sync] | None = None,
@@ -225,6 +286,32 @@ class Project:
         )
         assert submitted.job_id is not None
         return QueuedJob(self.context, submitted.job_id, submitted.outcome is Submitted.QUEUED)
+
+    def submit_task(self, name: str, /, **parameters: Any) -> QueuedJob:
+        """Queue a task, and before it what it requires, for workers; refused when complete."""
+        run = self.task_run(name, parameters)
+        queued = self.submit_graph([run])
+        found = next((one for one in queued if one.step == run), None)
+        if found is None:
+            raise UsageError(f"task {run} is complete already", "nothing was queued")
+        return QueuedJob(self.context, found.job_ids[0], found.created)
+
+    def submit_graph(
+        self, roots: Sequence[Step], order: QueueOptions | None = None
+    ) -> list[QueuedStep]:
+        """Queue all that is missing of a graph; each job waits for those that it requires."""
+        graph = self.task_graph(roots)
+        requests = step_requests(
+            self.context, graph, lambda one: self.expand([one]), order or QueueOptions()
+        )
+        with self.context.plane.connect() as control:
+            return submit_graph(
+                self.context,
+                control,
+                graph,
+                requests,
+                actor=f"{user_name()} (tidegate run --queue)",
+            )
 
     def publish(
         self,
@@ -374,13 +461,15 @@ class Project:
         self.context.control_id()
         with self.context.plane.connect() as control:
             Limits(self.context.plane, self.name).declare(control, self.settings.resources)
-        return Worker(self.context, handlers_of(self.context, self.sync, kinds), options)
+        handlers = handlers_of(self.context, self.sync, kinds, find_tasks=lambda: self.tasks)
+        return Worker(self.context, handlers, options)
 
     def sweep_loop(self, actor: str) -> SweepLoop:
         """What takes back the jobs of dead workers, for as long as it runs."""
 
         def targets() -> list[Endpoint]:
-            return [one.target for one in self._all().values() if isinstance(one, Sync)]
+            found = [one.target for one in self._all().values() if isinstance(one, Sync)]
+            return found + [one.target for one in self.tasks.values() if one.target is not None]
 
         sweeper = Sweeper(self.context, actor=actor, targets=targets)
         return SweepLoop(sweeper, self.context, self.settings.worker.sweep_seconds)
@@ -388,11 +477,16 @@ class Project:
     @property
     def scheduled(self) -> list[Scheduled]:
         """What is queued by itself, and when."""
-        return scheduled_syncs(self.declared)
+        return scheduled_syncs(self.declared) + scheduled_tasks(self.tasks.values())
 
     def schedule_loop(self, actor: str) -> ScheduleLoop:
-        """What queues the syncs that have a schedule, for as long as it runs."""
-        prepare = {SYNC: prepare_syncs(self.context, lambda name: self.expand([name]))}
+        """What queues the syncs and tasks that have a schedule, for as long as it runs."""
+        prepare = {
+            SYNC: prepare_syncs(self.context, lambda name: self.expand([name])),
+            TASK: prepare_tasks(
+                self.context, lambda: self.tasks, self.task_graph, lambda name: self.expand([name])
+            ),
+        }
         scheduler = Scheduler(self.context, self.scheduled, prepare, actor=actor)
         return ScheduleLoop(scheduler, self.context, self.settings.scheduler.poll_seconds)
 
@@ -423,9 +517,12 @@ class Project:
         self.close()
 
     def _all(self) -> dict[str, Sync | Group]:
-        if self._declared_syncs is None:
-            self._declared_syncs = read_declarations(self.settings)
-        return self._declared_syncs
+        return self._declarations().syncs
+
+    def _declarations(self) -> Declarations:
+        if self._read is None:
+            self._read = read_declarations(self.settings)
+        return self._read
 
 
 def publish(

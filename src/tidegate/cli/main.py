@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from tidegate.cli import adopt as adopt_module
+from tidegate.cli import backfill as backfill_module
 from tidegate.cli import db as db_module
 from tidegate.cli import demo as demo_module
 from tidegate.cli import doctor as doctor_module
@@ -51,6 +52,7 @@ app.command("init")(init_module.init)
 app.command("plan")(plan_module.plan)
 app.command("doctor")(doctor_module.doctor)
 app.command("run")(run_module.run)
+app.command("backfill")(backfill_module.backfill)
 app.command("status")(status_module.status)
 app.command("verify")(verify_module.verify)
 app.command("why")(why_module.why)

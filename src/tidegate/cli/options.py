@@ -26,6 +26,13 @@ Profile = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 SyncNames = Annotated[list[str] | None, typer.Argument(help="Syncs, groups or group.table.")]
+Parameters = Annotated[
+    list[str] | None,
+    typer.Option("--param", "-p", metavar="NAME=VALUE", help="A parameter of a task; repeatable."),
+]
+Concurrency = Annotated[
+    int | None, typer.Option(min=1, help="How many syncs and tasks run side by side.")
+]
 SyncNamesOrAll = Annotated[
     list[str] | None,
     typer.Argument(help="Syncs, groups or group.table; all of them when none is named."),

@@ -11,7 +11,7 @@ from tidegate.cli.output import print_error, print_json, print_line
 from tidegate.errors import TidegateError, UsageError
 
 if TYPE_CHECKING:
-    from tidegate.model.plan import ProjectPlan, SyncPlan
+    from tidegate.model.plan import ProjectPlan, SyncPlan, TaskPlan
 
 _SHOWN_STATEMENTS = 3
 
@@ -33,17 +33,25 @@ def plan(
 
     Example: tidegate plan orders
     """
+    from dataclasses import replace
+
+    from tidegate.pipeline.expanding import Expanded
     from tidegate.pipeline.plan import plan_project
+    from tidegate.pipeline.task_plan import plan_tasks
 
     if all_ and names:
         raise UsageError("--all and names were both given", "give one of them")
     opened = open_project(project, profile)
-    if not opened.names:
+    if not opened.names and not opened.tasks:
         raise UsageError(
             "the project declares no sync", "add a [sync.NAME] section to tidegate.toml"
         )
-    expanded = opened.expanded(names or None)
+    tasks = [one for name, one in opened.tasks.items() if not names or name in names]
+    syncs = [name for name in names or opened.names if name not in opened.tasks]
+    # Asked with no name at all, expanded gives every sync.
+    expanded = opened.expanded(syncs) if syncs else Expanded((), ())
     found = plan_project(opened.context, expanded.syncs, expanded.groups)
+    found = replace(found, tasks=plan_tasks(tasks))
     if as_json:
         print_json(found)
     else:
@@ -75,6 +83,12 @@ def _print(found: ProjectPlan, named: set[str], *, verbose: bool) -> None:
         blank = True
         tables = [one for one in found.plans if one.group == group.group]
         print_group(group, tables, verbose=verbose)
+    for task in found.tasks:
+        if blank:
+            print_line("")
+        blank = True
+        for line in _task_lines(task):
+            print_line(line)
 
 
 def _lines(plan: SyncPlan) -> list[str]:
@@ -99,6 +113,21 @@ def _lines(plan: SyncPlan) -> list[str]:
     rows += [("note", text) for text in plan.notes]
     rows += [("warning", text) for text in plan.warnings]
     return [plan.sync, *(f"  {label:<10} {text}" for label, text in rows)]
+
+
+def _task_lines(plan: TaskPlan) -> list[str]:
+    makes = "a side effect" if plan.target is None else f"{plan.target}, {plan.mode}"
+    requires = ", ".join(plan.requires) or "nothing"
+    if plan.requires_computed:
+        requires = "what it computes from its parameters"
+    rows = [
+        ("task", ", ".join(plan.parameters) or "without parameters"),
+        ("makes", makes),
+        ("requires", requires),
+        ("complete", f"when {plan.complete} says so"),
+        *([("schedule", plan.schedule)] if plan.schedule else []),
+    ]
+    return [plan.task, *(f"  {label:<10} {text}" for label, text in rows)]
 
 
 def _transformed(plan: SyncPlan) -> str:

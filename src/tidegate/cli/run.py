@@ -15,17 +15,25 @@ from tidegate.cli.options import (
     HERE,
     AllSyncs,
     AsJson,
+    Concurrency,
     FollowQueued,
+    Parameters,
     Profile,
     ProjectFolder,
-    SyncNames,
     TakeOver,
     choose_syncs,
     open_project,
 )
 from tidegate.cli.output import print_error, print_json, print_line, working
 from tidegate.cli.queueing import queue_syncs, read_delay, read_moment, refuse_options
-from tidegate.errors import TidegateError
+from tidegate.cli.task_run import (
+    choose_steps,
+    forget_steps,
+    queue_steps,
+    read_parameters,
+    run_steps,
+)
+from tidegate.errors import TidegateError, UsageError
 
 if TYPE_CHECKING:
     from tidegate.model.load import LoadResult
@@ -36,11 +44,13 @@ if TYPE_CHECKING:
     from tidegate.runtime.runner import RunReport
 
 # A publish that holds its fence is ended after two; a second Ctrl-C leaves at once.
-_PATIENCE_SECONDS = 6.0
+PATIENCE_SECONDS = 6.0
 
 
 def run(
-    names: SyncNames = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Syncs, groups, group.table or tasks.")
+    ] = None,
     all_: AllSyncs = False,
     full_refresh: Annotated[
         bool,
@@ -52,9 +62,12 @@ def run(
     max_batches: Annotated[
         int | None, typer.Option(min=1, help="Stop each sync after this many loads.")
     ] = None,
-    concurrency: Annotated[
-        int | None, typer.Option(min=1, help="How many syncs run side by side.")
-    ] = None,
+    parameters: Parameters = None,
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="Do the named tasks again, even if they are complete."),
+    ] = False,
+    concurrency: Concurrency = None,
     take_over: TakeOver = False,
     queue: Annotated[
         bool, typer.Option("--queue", help="Queue it for a worker instead of running it here.")
@@ -80,7 +93,11 @@ def run(
 ) -> None:
     """Load what is new, safely: killed anywhere, run it again.
 
+    A task runs after what it requires; what is complete is skipped.
+
     Example: tidegate run orders customers
+
+    Of a task: tidegate run revenue --param day=2026-11-01
 
     For a worker to do: tidegate run orders --queue --follow
     """
@@ -98,6 +115,40 @@ def run(
     }
     refuse_options(here if queue else queued, queue=queue)
     opened = open_project(project, profile)
+    if any(name in opened.tasks for name in names or ()):
+        _refuse_for_tasks(
+            {
+                "--all": all_,
+                "--full-refresh": full_refresh,
+                "--max-batches": max_batches is not None,
+                "--take-over": take_over,
+            }
+        )
+        steps = choose_steps(opened, names or [], read_parameters(parameters or []))
+        if again:
+            forget_steps(opened, steps)
+        if queue:
+            from tidegate.runtime.submitting import QueueOptions
+
+            if idempotency_key is not None:
+                raise UsageError(
+                    "--idempotency-key is for syncs", "a task with its parameters is queued once"
+                )
+            order = QueueOptions(priority or 0, read_moment(at), read_delay(delay))
+            queue_steps(opened, steps, order, follow=follow, as_json=as_json)
+            return
+        run_steps(
+            opened,
+            steps,
+            concurrency=concurrency,
+            as_json=as_json,
+            leave=leave,
+            patience_seconds=PATIENCE_SECONDS,
+        )
+        return
+    for option, given in (("--param", bool(parameters)), ("--again", again)):
+        if given:
+            _refuse_parameters(opened, option, names or [])
     if queue:
         from tidegate.runtime.submitting import QueueOptions
 
@@ -120,7 +171,7 @@ def run(
     screen = _Screen(len(chosen), quiet=as_json)
     with (
         open_heartbeat(opened.context, "tidegate run") as heartbeat,
-        Shutdown(partial(_leave, opened, heartbeat), patience_seconds=_PATIENCE_SECONDS),
+        Shutdown(partial(leave, opened, heartbeat), patience_seconds=PATIENCE_SECONDS),
         nullcontext() if as_json else working(screen.title(chosen)),
     ):
         report = opened.run_many(
@@ -142,7 +193,23 @@ def run(
         raise typer.Exit(report.exit_code)
 
 
-def _leave(opened: Project, heartbeat: Heartbeat, reason: str) -> int:
+def _refuse_for_tasks(given: dict[str, bool]) -> None:
+    wrong = [name for name, is_given in given.items() if is_given]
+    if wrong:
+        raise UsageError(
+            f"{' and '.join(wrong)} is for syncs, and a task was named",
+            "leave it out, or run the syncs by themselves",
+        )
+
+
+def _refuse_parameters(opened: Project, option: str, names: list[str]) -> None:
+    tasks = opened.tasks
+    what = f"{', '.join(names)} is no task" if names else "no task was named"
+    known = f"the tasks are {', '.join(tasks)}" if tasks else "the project declares no task"
+    raise UsageError(f"{option} is for tasks, and {what}", known)
+
+
+def leave(opened: Project, heartbeat: Heartbeat, reason: str) -> int:
     """Ctrl-C cancels what is under way; SIGTERM leaves it to the next run or to a worker."""
     from tidegate.runtime.leaving import leave_run
 

@@ -65,6 +65,8 @@ class Application:
     def steps(self, *, first: bool) -> list[Step]:
         """The statements, in order, for a target that has rows or is at its first."""
         shape, rows = self.shape, self.rows
+        if self.rules.replaces_part:
+            return self._replace_part(first=first)
         if rows is None:
             return [self._clear(counts=True)] if self.full and not first else []
         kept = deletes.kept_rows(rows, shape)
@@ -90,6 +92,14 @@ class Application:
         newest_wins = not self.full
         upsert = merge.merge_statement(self.table, kept, shape, newest_wins=newest_wins)
         return [*gone, Step(upsert)]
+
+    def _replace_part(self, *, first: bool) -> list[Step]:
+        """The part is emptied, also where no row comes in its place."""
+        gone = merge.delete_part_statement(self.table, self.rules.within)
+        steps = [] if first else [Step(gone, counts=self.rows is None)]
+        if self.rows is not None:
+            steps.append(Step(merge.insert_statement(self.table, self.rows, self.shape)))
+        return steps
 
     def _clear(self, *, counts: bool = False) -> Step:
         return Step(sql.SQL("DELETE FROM {}").format(qualified(self.table)), counts=counts)

@@ -12,6 +12,7 @@ from tidegate.destinations.lake_holding import LakeHolding
 from tidegate.destinations.lake_publishing import LakePublishing, drop_branch
 from tidegate.destinations.lake_rows import LakeRows
 from tidegate.destinations.lake_target import ensure_target, gone
+from tidegate.destinations.parts import refuse_outside
 from tidegate.destinations.publication import Publication
 from tidegate.errors import (
     BusyError,
@@ -222,6 +223,8 @@ class LakeDestination:
         location = self.holding.read_existing().location
         self.holding.check_counts(location, writes)
         tolerated = rules.duplicates is Duplicates.NEWEST
+        if rules.replaces_part:
+            self._refuse_outside(shape, writes, fence, rules, location)
         if not shape.may_repeat_keys:
             return
         with lake_session(self.sessions, self.catalog, fence.attempt_id) as session:
@@ -240,6 +243,19 @@ class LakeDestination:
                 f"{twice[0][0]} occurs {twice[0][1]} times in one batch",
                 'choose a unique key, or set duplicates = "newest" to keep the newest row',
             )
+
+    def _refuse_outside(
+        self,
+        shape: Shape,
+        writes: Sequence[StagedWrite],
+        fence: Fence,
+        rules: Rules,
+        location: str,
+    ) -> None:
+        with lake_session(self.sessions, self.catalog, fence.attempt_id) as session:
+            rows = LakeRows(session, self.relation, shape, rules, location, tuple(writes)).view()
+            (outside,) = session.run(statements.count_outside(rows, shape, rules.within))[0]
+        refuse_outside(self.relation, int(str(outside)), rules)
 
     def publish(self, publication: Publication) -> Published:
         full = publication.batch.kind is BatchKind.FULL

@@ -35,6 +35,7 @@ class LakeApplication:
     @property
     def merges(self) -> bool:
         by_key = bool(self.shape.key) and self.rules.mode is not Mode.APPEND
+        by_key = by_key and not self.rules.replaces_part
         return by_key and not self._only_adds
 
     def statement(
@@ -43,6 +44,8 @@ class LakeApplication:
         """What puts the rows in, where their files are not registered."""
         if self._folds:
             rows = statements.newest_rows(rows, self.shape)
+        if self.rules.replaces_part and not self._only_adds:
+            return statements.replace_part(into, rows, self.shape, self.rules.within)
         if not self.merges:
             return statements.insert_rows(into, rows, self.shape, overwrite=not self._only_adds)
         return statements.merge_rows(

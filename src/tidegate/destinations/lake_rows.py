@@ -59,6 +59,8 @@ class LakeRows:
         full = batch.kind is BatchKind.FULL
         had = self._has_rows(table, branch)
         into = statements.branch_table(self.session.catalog, self.relation, branch)
+        if not self.writes and self.rules.replaces_part:
+            return self._clear_part(into, branch, marks) if had else Applied(0, first=False)
         if not self.writes:
             if full and had:
                 self.session.run(statements.clear_rows(into))
@@ -83,6 +85,15 @@ class LakeRows:
             first=not had,
             emptied=self.shape.deleted is not None and not self._has_rows(after, branch),
         )
+
+    def _clear_part(self, into: str, branch: str | None, marks: Mapping[str, str]) -> Applied:
+        """No row is a part as well: an empty one."""
+        # Not by DELETE: where whole files go, Iceberg leaves the marks out of its snapshot.
+        none = statements.no_rows(self.shape)
+        self.session.run(statements.replace_part(into, none, self.shape, self.rules.within))
+        after = read_table(self.session.catalog, self.relation)
+        assert after is not None
+        return Applied(_count_changed(after, branch, marks), first=False)
 
     def _statement(self, application: LakeApplication, into: str, branch: str | None) -> str:
         rows = self.view()

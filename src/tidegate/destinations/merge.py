@@ -121,6 +121,29 @@ def delete_same_statement(target: Relation, rows: sql.Composable, shape: Shape) 
     )
 
 
+def delete_part_statement(target: Relation, within: Sequence[tuple[str, object]]) -> sql.Composed:
+    """Remove the rows of a part of the target."""
+    return sql.SQL("DELETE FROM {} WHERE {}").format(qualified(target), part_condition(within))
+
+
+def outside_statement(rows: sql.Composable, within: Sequence[tuple[str, object]]) -> sql.Composed:
+    """How many staged rows lie outside the part that they are to replace."""
+    return sql.SQL("SELECT count(*) FROM ({}) s WHERE ({}) IS NOT TRUE").format(
+        rows, part_condition(within)
+    )
+
+
+def part_condition(within: Sequence[tuple[str, object]]) -> sql.Composed:
+    """Whether a row belongs to a part: text that Postgres reads as the column's own type."""
+    return sql.SQL(" AND ").join(
+        sql.SQL("{} = {}").format(
+            sql.Identifier(name),
+            sql.Literal(value if isinstance(value, bool) else str(value)),
+        )
+        for name, value in within
+    )
+
+
 def duplicate_key_statement(rows: sql.Composable, shape: Shape) -> sql.Composed:
     """A key that more than one staged row has."""
     key = column_list(shape.key)

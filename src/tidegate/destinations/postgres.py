@@ -17,6 +17,7 @@ from tidegate.destinations.apply import Application, Applied
 from tidegate.destinations.drift import find_evolution
 from tidegate.destinations.enums import refuse_unknown_values
 from tidegate.destinations.evolution import LOCK_SECONDS, Evolution, Evolver
+from tidegate.destinations.parts import refuse_outside
 from tidegate.destinations.publication import Publication
 from tidegate.destinations.quarantine import passing_rows, set_aside
 from tidegate.destinations.target import (
@@ -162,6 +163,10 @@ class PostgresDestination:
             fitted = fit_shape(connection, physical_table(self.relation, shape, rules), shape)
             kept = deletes.kept_rows(rows, shape)
             refuse_unknown_values(connection, self.relation, kept, fitted)
+            if rules.replaces_part:
+                typed = merge.staged_rows(self._tables(writes, fence), fitted, cast=True)
+                found = connection.execute(merge.outside_statement(typed, rules.within)).fetchone()
+                refuse_outside(self.relation, found[0] if found else 0, rules)
             if not shape.key:
                 return
             missing = connection.execute(merge.null_key_statement(rows, shape)).fetchone()

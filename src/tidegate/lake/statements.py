@@ -123,6 +123,43 @@ def clear_rows(table: str) -> str:
     return f"DELETE FROM {table}"
 
 
+def no_rows(shape: Shape) -> str:
+    """Staged rows of which there are none."""
+    columns = ", ".join(
+        f"CAST(NULL AS {kind}) AS {backticked(name)}" for name, kind in shape.staged
+    )
+    return f"(SELECT {columns} WHERE false)"
+
+
+def replace_part(into: str, rows: str, shape: Shape, within: Sequence[tuple[str, object]]) -> str:
+    """Put rows in the place of a part of the table, in one commit."""
+    names = ", ".join(map(backticked, shape.names))
+    given = ", ".join(f"s.{backticked(name)}" for name in shape.names)
+    return (
+        f"MERGE INTO {into} t USING {rows} s ON false"
+        f" WHEN NOT MATCHED THEN INSERT ({names}) VALUES ({given})"
+        f" WHEN NOT MATCHED BY SOURCE AND {part_condition(shape, within, 't.')} THEN DELETE"
+    )
+
+
+def count_outside(rows: str, shape: Shape, within: Sequence[tuple[str, object]]) -> str:
+    """How many rows lie outside the part that they are to replace."""
+    return f"SELECT count(*) FROM {rows} WHERE NOT coalesce({part_condition(shape, within)}, false)"
+
+
+def part_condition(shape: Shape, within: Sequence[tuple[str, object]], alias: str = "") -> str:
+    """Whether a row belongs to a part: each value read as its column's own type."""
+    kinds = dict(shape.staged)
+    return " AND ".join(
+        f"{alias}{backticked(name)} = CAST({literal(_text(value))} AS {kinds[name]})"
+        for name, value in within
+    )
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def find_bounds(rows: str, shape: Shape) -> str | None:
     """The lowest and the highest value of each part of the key, as text; None where it is vain."""
     parts = [

@@ -63,6 +63,19 @@ def load_update_id(
     return f"{pipeline}-g{generation}-v{version}-{digest}"
 
 
+def task_digest(parameters: str, target: str | None) -> str:
+    """What tells runs of one task apart: its parameters, written down, and where its rows go."""
+    content = json.dumps([parameters, target], ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(content.encode()).hexdigest()[:40]
+
+
+def task_update_id(
+    project: str, task: str, parameters: str, target: str | None, generation: int = 1
+) -> str:
+    """The identity of one run of a task: the same parameters give the same id, for ever."""
+    return f"{project}.{task}-g{generation}-{task_digest(parameters, target)}"
+
+
 def new_attempt_id() -> str:
     """A fresh attempt: uuid4 in hex."""
     return uuid.uuid4().hex

@@ -16,12 +16,14 @@ PUBLISH = "publish"
 """the kind of job that publishes a DataFrame"""
 MAINTENANCE = "maintenance"
 """the kind of job that maintains a lake's table"""
+TASK = "task"
+"""the kind of job that runs a task"""
 NOTHING = "noop"
 """the kind of job that does nothing, to see that workers are there"""
 
 
-KINDS = frozenset({SYNC, VACUUM, PUBLISH, MAINTENANCE, NOTHING})
-LOADS = frozenset({SYNC, PUBLISH})
+KINDS = frozenset({SYNC, VACUUM, PUBLISH, MAINTENANCE, TASK, NOTHING})
+LOADS = frozenset({SYNC, PUBLISH, TASK})
 """kinds whose work goes on where it stopped, whoever takes it up"""
 
 

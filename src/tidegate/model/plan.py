@@ -117,6 +117,22 @@ class GroupPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskPlan:
+    """A task as it is declared; whether it is complete depends on its parameters."""
+
+    task: str
+    parameters: tuple[str, ...]
+    target: str | None
+    mode: str | None
+    requires: tuple[str, ...]
+    requires_computed: bool
+    """a function of the parameters says what it requires"""
+    complete: str
+    """what tells that it is done"""
+    schedule: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """A sync that would not run, and what to do about it."""
 
@@ -130,11 +146,12 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class ProjectPlan:
-    """The plans of a project's syncs, and the refusals."""
+    """The plans of a project's syncs, and the refusals; its tasks as they are declared."""
 
     plans: tuple[SyncPlan, ...]
     refusals: tuple[Refusal, ...]
     groups: tuple[GroupPlan, ...] = ()
+    tasks: tuple[TaskPlan, ...] = ()
 
     @property
     def exit_code(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class Mode(StrEnum):
@@ -55,6 +56,13 @@ class Rules:
     reject_limit: float = 0.05
     """the share of a batch that may fail its checks"""
     drift: Drift = Drift.EVOLVE
+    within: tuple[tuple[str, Any], ...] = ()
+    """the part of the target that delete_insert replaces: columns, and the value of each"""
+
+    @property
+    def replaces_part(self) -> bool:
+        """Whether the rows take the place of a part of the target, as opposed to of their keys."""
+        return self.mode is Mode.DELETE_INSERT and bool(self.within)
 
     def only_adds(self, *, full: bool) -> bool:
         """Whether the rows go beside what is there, whatever that is; twice would be twice."""

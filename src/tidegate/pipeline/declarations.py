@@ -1,8 +1,9 @@
-"""What a project declares: syncs and groups, from tidegate.toml and from its pipelines file."""
+"""What a project declares: syncs, groups and tasks, in tidegate.toml and in its pipelines file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 
 from tidegate.declare import Declared, Transform, collect
@@ -13,18 +14,34 @@ from tidegate.model.layout import Layout
 from tidegate.model.relation import Endpoint, Relation
 from tidegate.model.rules import Check, Drift, Duplicates, Mode
 from tidegate.model.sync import Sync
+from tidegate.model.task import Task
 from tidegate.pipeline.expansion import make_group, mark_shared_targets
 from tidegate.pipeline.same_database import same_database
 from tidegate.pipeline.scheduled import known_resources
+from tidegate.pipeline.tasks import read_tasks
 from tidegate.pipeline.user_code import import_file, user_code
 from tidegate.settings import Settings, SyncSettings
 
 
-def read_declarations(settings: Settings) -> dict[str, Sync | Group]:
-    """Everything declared, by name and in order; one name twice is refused."""
+@dataclass(frozen=True, slots=True)
+class Declarations:
+    """Everything declared, by name and in order."""
+
+    syncs: dict[str, Sync | Group]
+    tasks: dict[str, Task]
+
+
+def read_declarations(settings: Settings) -> Declarations:
+    """Read what is declared; one name twice is refused, and tasks that could never run."""
+    in_python = list(_in_python(settings))
+    syncs = _read_syncs(settings, [one for one in in_python if not one.is_task])
+    return Declarations(syncs, read_tasks(settings, in_python, syncs))
+
+
+def _read_syncs(settings: Settings, in_python: Iterable[Declared]) -> dict[str, Sync | Group]:
     found = {name: _make(settings, name, values, None) for name, values in settings.sync.items()}
     pipelines = settings.project.pipelines
-    for declared in _in_python(settings):
+    for declared in in_python:
         if declared.name in found:
             raise DeclarationError(
                 f"sync {declared.name} is declared twice: in tidegate.toml or in "

@@ -98,7 +98,7 @@ def _planned(context: Context, sync: Sync) -> Iterator[str | None]:
 def _readers(context: Context, destination: LakeDestination) -> Iterator[Sync]:
     """The project's syncs that go on in this table from where they stand."""
     resource = destination.identify()
-    for one in read_declarations(context.settings).values():
+    for one in read_declarations(context.settings).syncs.values():
         if (
             isinstance(one, Sync)
             and one.lake_source

@@ -119,7 +119,8 @@ def frame_shape(frame: DataFrame, publish: Publish, destination: Destination) ->
 def _lake_frame_shape(frame: DataFrame, publish: Publish, what: str) -> Shape:
     mode = publish.rules.mode
     refuse_in_lake(publish.rules, publish.key, f"publish into {publish.target}")
-    if publish.key is None and mode not in (Mode.APPEND, Mode.REPLACE):
+    keyless = mode in (Mode.APPEND, Mode.REPLACE) or publish.rules.replaces_part
+    if publish.key is None and not keyless:
         raise DeclarationError(
             f"{publish.target} is a table of a lake, which has no primary key, and {mode} needs a "
             "key",
@@ -145,7 +146,7 @@ def _key(publish: Publish, table: Table | None, names: list[str]) -> tuple[str, 
     mode = publish.rules.mode
     if publish.key is not None:
         return publish.key
-    if mode is Mode.APPEND:
+    if mode is Mode.APPEND or publish.rules.replaces_part:
         return ()
     known = () if table is None or table.kind is RelationKind.VIEW else table.primary_key
     if mode is Mode.REPLACE:

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 
 from tidegate.errors import DeclarationError
 from tidegate.model.group import Group
-from tidegate.model.job import SYNC
+from tidegate.model.job import SYNC, TASK
 from tidegate.model.schedule import CatchUp, Schedule
 from tidegate.model.scheduled import Scheduled
 from tidegate.model.sync import Sync
+from tidegate.model.task import Task
 from tidegate.settings import Settings
 
 
@@ -30,6 +31,21 @@ def scheduled_syncs(declared: Iterable[Sync | Group]) -> list[Scheduled]:
             )
         )
     return found
+
+
+def scheduled_tasks(declared: Iterable[Task]) -> list[Scheduled]:
+    """The tasks that have a schedule."""
+    return [
+        Scheduled(
+            name=task.name,
+            kind=TASK,
+            schedule=Schedule(task.schedule, task.timezone),
+            catch_up=CatchUp(task.catch_up),
+            disable_after=task.disable_after,
+        )
+        for task in declared
+        if task.schedule is not None
+    ]
 
 
 def known_resources(settings: Settings, what: str, names: Sequence[str]) -> tuple[str, ...]:

@@ -54,26 +54,26 @@ def open_heartbeat(context: Context, command: str) -> Heartbeat:
 def claim_table(
     context: Context,
     control: Connection,
-    destination: Destination,
-    target: Endpoint,
+    destination: Destination | None,
+    target: Endpoint | str,
     request: JobRequest,
     heartbeat: Heartbeat,
     *,
     actor: str,
     take_over: bool = False,
 ) -> Claimed:
-    """Submit and claim; BusyError names who has the table.
+    """Submit and claim; BusyError names who has the table, or whatever else is claimed.
 
     What a dead process left is freed first. A job that nobody works on is taken up when it asks
     for the same work, so that its stored plan is used again; otherwise it gives way.
     """
     control_id = context.control_id()
-    if take_over:
+    if take_over and destination is not None and isinstance(target, Endpoint):
         destination.ledger.ensure()
         with destination.open() as connection:
             destination.fences.seize(connection, str(target.relation), control_id)
 
-    def destination_of(dead: DeadAttempt) -> Destination:
+    def destination_of(dead: DeadAttempt) -> Destination | None:
         if dead.resource == request.resource:
             return destination
         return context.destination(Endpoint.parse(dead.payload["target"]))
@@ -105,7 +105,7 @@ def _submit_and_claim(
     control: Connection,
     heartbeat: Heartbeat,
     request: JobRequest,
-    target: Endpoint,
+    target: Endpoint | str,
     actor: str,
 ) -> Claim | None:
     jobs, worker_id = Jobs(context.plane), heartbeat.worker.worker_id
@@ -130,7 +130,7 @@ def _submit_and_claim(
 
 
 def _waiting_job(
-    jobs: Jobs, control: Connection, request: JobRequest, target: Endpoint, actor: str
+    jobs: Jobs, control: Connection, request: JobRequest, target: Endpoint | str, actor: str
 ) -> UUID | None:
     """The job that has the table and that nobody works on, if it is for the same work."""
     holder = jobs.holder(control, str(request.resource))

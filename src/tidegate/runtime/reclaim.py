@@ -35,9 +35,10 @@ def reclaim_dead(
     reclaimed = 0
     for dead in DeadAttempts(plane).list(connection, resource=resource):
         destination = destination_of(dead)
-        if destination is not None and bury(
-            plane, connection, control_id, destination, dead, actor, backoff
-        ):
+        if destination is None:
+            # It publishes nothing, so nobody has to be fenced out.
+            reclaimed += DeadAttempts(plane).reclaim(connection, dead, actor)
+        elif bury(plane, connection, control_id, destination, dead, actor, backoff):
             reclaimed += 1
     return reclaimed
 

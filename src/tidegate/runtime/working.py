@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,18 +33,22 @@ from tidegate.runtime.refreshing import note_written
 class ClaimedWork:
     """A job of ours, and what it takes to end it well; `interrupt` stops its Spark work.
 
-    With `retries` an error puts the job back into the queue, as long as it has attempts left and
-    trying again could help.
+    A job without a destination publishes nothing and raises no fence. `ended` writes what belongs
+    to its end, in the same transaction. With `retries` an error puts the job back into the queue,
+    as long as it has attempts left and trying again could help.
     """
 
     context: Context
     control: Connection
-    destination: Destination
+    destination: Destination | None
     claimed: Claimed
     actor: str
     what: str
     interrupt: Callable[[], None]
     retries: bool = False
+    retry_delay_seconds: float | None = None
+    """how long an error puts it off; by default ever longer"""
+    ended: Callable[[Connection], object] | None = None
 
     def run(self, work: Callable[[LiveAttempt], dict[str, Any]]) -> bool:
         """Do the work as a fenced attempt; False when another attempt took over.
@@ -73,7 +77,8 @@ class ClaimedWork:
         try:
             try:
                 fence = control.write(self._raise_fence)
-                self.destination.heal(fence)
+                if self.destination is not None:
+                    self.destination.heal(fence)
                 result = work(LiveAttempt(self._jobs, control, claim, lease, fence, self.actor))
                 lease.check_alive()
                 self._finish(control, result)
@@ -112,13 +117,10 @@ class ClaimedWork:
             note_written(self.context, self.control, Endpoint(lake, relation), anew=anew)
 
     def _raise_fence(self, control: Connection) -> Fence:
-        return raise_fence(
-            self.destination,
-            Tokens(self.context.plane),
-            control,
-            self.claimed.claim,
-            self.context.control_id(),
-        )
+        claim, control_id = self.claimed.claim, self.context.control_id()
+        if self.destination is None:
+            return Fence(str(claim.resource), control_id, claim.fence, claim.attempt_id)
+        return raise_fence(self.destination, Tokens(self.context.plane), control, claim, control_id)
 
     @property
     def _jobs(self) -> Jobs:
@@ -127,9 +129,19 @@ class ClaimedWork:
     def _finish(self, control: AttemptSession, result: dict[str, Any]) -> None:
         claim = self.claimed.claim
         reach("job.finishing")
+
+        def finish(session: Connection) -> bool:
+            with nullcontext() if self.ended is None else session.transaction():
+                won = self._jobs.finish(
+                    session, claim, JobStatus.DONE, actor=self.actor, result=result
+                )
+                if won and self.ended is not None:
+                    self.ended(session)
+            return won
+
         won = control.write(
             lambda session: (
-                self._jobs.finish(session, claim, JobStatus.DONE, actor=self.actor, result=result)
+                finish(session)
                 # Or it was done, and the answer was lost.
                 or self._jobs.outcome(session, claim) == JobStatus.DONE
             )
@@ -142,11 +154,14 @@ class ClaimedWork:
         """Say so in the history; what cannot be said now is found out by the next run."""
         claim = self.claimed.claim
         with suppress(psycopg.Error, TidegateError):
-            self.destination.discard(claim.attempt_id)
+            if self.destination is not None:
+                self.destination.discard(claim.attempt_id)
         with suppress(psycopg.Error):
             if self.retries and may_be_retried(error, claim.error_count, claim.max_attempts):
                 backoff = self.context.settings.worker.backoff
-                wait = backoff.seconds(claim.error_count + 1, random.random())
+                wait = self.retry_delay_seconds
+                if wait is None:
+                    wait = backoff.seconds(claim.error_count + 1, random.random())
                 self._jobs.give_back(
                     self.control,
                     claim,
