@@ -13,6 +13,7 @@ from tidegate.model.pattern import split_parts
 from tidegate.settings import checks as values
 from tidegate.settings.durations import parse_duration
 from tidegate.settings.explain import Conflict
+from tidegate.settings.history import HistorySettings
 from tidegate.settings.maintenance import MaintenanceSettings
 from tidegate.settings.section import Section
 from tidegate.settings.serving import ServeSettings
@@ -247,5 +248,6 @@ FIXED: dict[str, type[Section]] = {
     "defaults": SyncDefaults,
     "maintenance": MaintenanceSettings,
     "serve": ServeSettings,
+    "history": HistorySettings,
 }
 SECTIONS = (*FIXED, "connections", "sync")

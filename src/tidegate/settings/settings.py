@@ -19,6 +19,7 @@ from tidegate.settings.connections import (
     unknown_connection,
 )
 from tidegate.settings.explain import Key, Origin, Problem, explain, key_of, refuse
+from tidegate.settings.history import HistorySettings
 from tidegate.settings.layers import unknown_keys
 from tidegate.settings.maintenance import MaintenanceSettings
 from tidegate.settings.section import Section
@@ -50,6 +51,7 @@ class Settings(Section):
     defaults: SyncDefaults = Field(default_factory=SyncDefaults)
     maintenance: MaintenanceSettings = Field(default_factory=MaintenanceSettings)
     serve: ServeSettings = Field(default_factory=ServeSettings)
+    history: HistorySettings = Field(default_factory=HistorySettings)
     sync: dict[str, SyncSettings] = Field(default_factory=dict)
 
     @field_serializer("connections")
