@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from enum import StrEnum
+from datetime import UTC, date, datetime, timedelta
+from enum import Enum, StrEnum
 from typing import Any
 from uuid import UUID
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
 
 
 class TaskStatus(StrEnum):
@@ -88,4 +90,28 @@ def moment_of(task_id: UUID) -> datetime:
     >>> moment_of(UUID("019a8f3c-1b2d-7c4e-8f10-2a3b4c5d6e7f")).isoformat()
     '2025-11-17T01:58:45.165000+00:00'
     """
-    return _EPOCH + timedelta(milliseconds=task_id.int >> 80)
+    return _EPOCH + timedelta(milliseconds=min(task_id.int >> 80, _LAST))
+
+
+def parameter_text(value: object) -> str:
+    """A parameter's value as the history keeps it, so that it can be asked for.
+
+    >>> parameter_text(date(2026, 11, 1)), parameter_text(True)
+    ('2026-11-01', 'true')
+    """
+    if isinstance(value, str) and not isinstance(value, Enum):
+        return value
+    plain = _plain(value)
+    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, datetime):
+        return (value if value.tzinfo is None else value.astimezone(UTC)).isoformat()
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value

@@ -129,14 +129,47 @@ WHERE {conditions}
 ORDER BY p.recorded_at DESC, p.task_id DESC
 LIMIT %(limit)s
 
--- name: list_task_parameters
--- What one task was called with.
-SELECT name, value FROM {schema}.task_parameters
-WHERE recorded_at = %(recorded_at)s AND task_id = %(id)s
-ORDER BY name
-
 -- name: list_task_events
 -- What happened to one task, in order.
 SELECT at, event, detail FROM {schema}.task_events
 WHERE recorded_at = %(recorded_at)s AND task_id = %(id)s
 ORDER BY at, event
+
+-- name: list_trends
+-- What ran, how long it took the last times, and how often it failed in each of the last weeks;
+-- it goes from name to name over the index, so that the length of the history does not matter.
+WITH RECURSIVE known AS (
+    (SELECT t.kind, t.name FROM {schema}.tasks t
+     WHERE t.project = %(project)s AND t.recorded_at >= %(since)s
+     ORDER BY t.kind, t.name LIMIT 1)
+    UNION ALL
+    SELECT n.kind, n.name FROM known k CROSS JOIN LATERAL (
+        SELECT t.kind, t.name FROM {schema}.tasks t
+        WHERE t.project = %(project)s AND (t.kind, t.name) > (k.kind, k.name)
+          AND t.recorded_at >= %(since)s
+        ORDER BY t.kind, t.name LIMIT 1) n
+)
+SELECT k.kind, k.name,
+       ARRAY(SELECT extract(epoch FROM t.finished_at - t.started_at)::float8
+             FROM {schema}.tasks t
+             WHERE t.project = %(project)s AND t.kind = k.kind AND t.name = k.name
+               AND t.status = 'done' AND t.recorded_at >= %(since)s
+             ORDER BY t.recorded_at DESC LIMIT %(runs)s),
+       ARRAY(SELECT count(t.recorded_at)
+             FROM generate_series(%(weeks)s - 1, 0, -1) AS w(ago)
+             LEFT JOIN {schema}.tasks t
+                 ON t.project = %(project)s AND t.kind = k.kind AND t.name = k.name
+                AND t.status IN ('failed', 'lost')
+                AND t.recorded_at > %(now)s - (w.ago + 1) * interval '7 days'
+                AND t.recorded_at <= %(now)s - w.ago * interval '7 days'
+             GROUP BY w.ago ORDER BY w.ago DESC),
+       l.status, l.started_at
+FROM known k
+CROSS JOIN LATERAL (
+    SELECT t.status, t.started_at FROM {schema}.tasks t
+    WHERE t.project = %(project)s AND t.name = k.name AND t.kind = k.kind
+      AND t.recorded_at >= %(since)s
+    ORDER BY t.recorded_at DESC, t.id DESC LIMIT 1
+) l
+WHERE {conditions}
+ORDER BY k.kind, k.name
