@@ -159,7 +159,7 @@ def test_an_end_that_nobody_lived_to_tell_is_told_by_the_sweeper(
     monkeypatch.setattr("tidegate.runtime.working.record_end", lambda *_: None)
     bench.work(succeed)
     assert [one.status for one in bench.tasks()] == [TaskStatus.RUNNING]
-    sweeper = Sweeper(bench.project.context, actor="sweeper", targets=lambda: [])
+    sweeper = Sweeper(bench.project.context, actor="sweeper", targets=list)
     with bench.project.context.plane.connect() as control:
         sweeper.run_once(control)
     (task,) = bench.tasks()

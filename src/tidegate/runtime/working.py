@@ -80,7 +80,8 @@ class ClaimedWork:
                 result = work(LiveAttempt(self._jobs, control, claim, lease, fence, self.actor))
                 lease.check_alive()
                 self._finish(control, result)
-                record_end(self.context, control.connection, claim)
+                with heartbeat.answered_soon(control.connection):
+                    record_end(self.context, control.connection, claim)
             except Exception:
                 # Interrupted Spark work fails in many ways; the reason is that we were replaced.
                 lease.check_alive()
