@@ -159,7 +159,7 @@ SELECT k.kind, k.name,
              FROM generate_series(%(weeks)s - 1, 0, -1) AS w(ago)
              LEFT JOIN {schema}.tasks t
                  ON t.project = %(project)s AND t.kind = k.kind AND t.name = k.name
-                AND t.status IN ('failed', 'lost')
+                AND t.status IN ('failed', 'lost') AND t.recorded_at >= %(since)s
                 AND t.recorded_at > %(now)s - (w.ago + 1) * interval '7 days'
                 AND t.recorded_at <= %(now)s - w.ago * interval '7 days'
              GROUP BY w.ago ORDER BY w.ago DESC),
