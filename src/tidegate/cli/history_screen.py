@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 WIDTH = 80
 _PLAIN = ("sync", "task")
 _SPARKS = 12
+_TOLD = ("rows", "bytes")
 
 
 def print_runs(runs: Sequence[TaskRecord]) -> None:
@@ -62,8 +63,7 @@ def print_run(run: TaskRecord, events: Sequence[TaskEvent]) -> None:
             print_line(f"  {label + ':':<10} {value}")
     print_line("what happened:")
     for event in events:
-        detail = pairs({k: v for k, v in (event.detail or {}).items() if k != "error"})
-        print_line(f"  {moment(event.at)} {event.event.value}{': ' + detail if detail else ''}")
+        print_line(f"  {moment(event.at)} {event.event.value}{_detail(event)}")
     if run.error:
         print_line("error:")
         for text in run.error.splitlines():
@@ -74,7 +74,12 @@ def print_run(run: TaskRecord, events: Sequence[TaskEvent]) -> None:
             print_line(f"  {text}")
 
 
-_TOLD = ("rows", "bytes")
+def _detail(event: TaskEvent) -> str:
+    """What there is to say of an event; an error has a place of its own."""
+    found = {key: value for key, value in (event.detail or {}).items() if key != "error"}
+    action = found.pop("action", None)
+    text = " ".join(part for part in (action, pairs(found)) if part)
+    return f": {text}" if text else ""
 
 
 def print_trends(trends: Sequence[Trend]) -> None:

@@ -217,5 +217,5 @@ def _before(job_id: UUID) -> datetime:
 def _record(row: Sequence[Any]) -> TaskRecord:
     found = [*row]
     found[11] = TaskStatus(found[11])
-    found[-1] = found[-1] or {}
+    found[-1] = dict(sorted((found[-1] or {}).items()))
     return TaskRecord(*found)

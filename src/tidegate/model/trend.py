@@ -81,5 +81,5 @@ def sparkline(values: Sequence[float]) -> str:
     low, high = min(values), max(values)
     if low == high:
         return _BARS[0] * len(values)
-    scale = (len(_BARS) - 1) / (high - low)
-    return "".join(_BARS[round((value - low) * scale)] for value in values)
+    highest = len(_BARS) - 1
+    return "".join(_BARS[round((value - low) / (high - low) * highest)] for value in values)
