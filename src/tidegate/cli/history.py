@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, open_project
+from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, TwentyAtMost, open_project
 from tidegate.cli.output import print_json, print_line
 from tidegate.cli.translation import translated
 from tidegate.errors import UsageError
@@ -50,7 +50,7 @@ def list_(
         typer.Option(help="Only runs since then: 24h, 7 days, 2026-11-01, 2026-11-01T08:30."),
     ] = None,
     status: Annotated[
-        list[TaskStatus] | None, typer.Option("--status", help="Only these; may be repeated.")
+        list[TaskStatus] | None, typer.Option("--status", help="Only runs that stand so.")
     ] = None,
     kind: Annotated[
         list[str] | None, typer.Option("--kind", help="Only these, such as sync or task.")
@@ -61,9 +61,7 @@ def list_(
             "--id", metavar="ID", help="All about one run, by its id or its beginning, or its job."
         ),
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, max=100_000, help="How many at most; 20 by default.")
-    ] = None,
+    limit: TwentyAtMost = None,
     project: ProjectFolder = HERE,
     profile: Profile = None,
     as_json: AsJson = False,
