@@ -11,14 +11,15 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+from benchmarks.long_history import DAYS, EVENTS_A_RUN, NAMES, fill_history
 from psycopg import sql
 
 from integration.conftest import MakePlace
-from integration.long_history import DAYS, EVENTS_A_RUN, NAMES, fill_history
 from integration.orders import ORDERS
 from tidegate.control.history import History, Wanted
 from tidegate.insight.history import TREND_RUNS, TREND_WEEKS
 from tidegate.model.identity import new_job_id
+from tidegate.model.job import KINDS
 from tidegate.model.month import Month
 from tidegate.model.task_history import TaskRecord, TaskStatus
 from tidegate.postgres.connect import Connection
@@ -133,15 +134,19 @@ def test_one_run_and_its_events_are_in_one_month_each(long: Long) -> None:
 def test_trends_and_the_sweepers_question_go_over_an_index(long: Long) -> None:
     values = {
         "project": "shop",
-        "names": [],
+        "kinds": sorted(KINDS),
+        "statuses": [status.value for status in TaskStatus],
         "now": long.now,
         "since": long.now - timedelta(weeks=TREND_WEEKS),
         "runs": TREND_RUNS,
         "weeks": TREND_WEEKS,
         "limit": 10,
     }
-    plan = long.plan(long.history._statement("list_trends", [sql.SQL("true")]), values)
-    assert not read_whole(plan), plan
+    first = Month.of(long.now - timedelta(weeks=TREND_WEEKS)).partition("tasks")
+    for names in ([], ["name_7"]):
+        plan = long.plan(long.history.statement_for_trends(names), values | {"names": names})
+        assert not read_whole(plan), plan
+        assert all(one >= first for one in parts(plan, "tasks")), plan
     plan = long.plan(long.project.context.plane.statement("tasks", "list_unsettled"), values)
     assert not read_whole(plan), plan
 

@@ -28,6 +28,7 @@ PLACES = {
     "limit",
     "columns",
     "conditions",
+    "known",
 }
 NAMED = [(file, name) for file in FILES for name in statements(file)]
 

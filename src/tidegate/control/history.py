@@ -11,6 +11,7 @@ from uuid import UUID
 from psycopg import sql
 
 from tidegate.control.plane import ControlPlane
+from tidegate.model.job import KINDS
 from tidegate.model.task_history import (
     TaskEvent,
     TaskEventKind,
@@ -98,12 +99,13 @@ class History:
         weeks: int,
     ) -> list[Trend]:
         """What ran since a moment, by kind and name."""
-        conditions = [sql.SQL("k.name = ANY(%(names)s)" if names else "true")]
         rows = connection.execute(
-            self._statement("list_trends", conditions),
+            self.statement_for_trends(names),
             {
                 "project": project,
+                "kinds": sorted(KINDS),
                 "names": list(names),
+                "statuses": [status.value for status in TaskStatus],
                 "now": now,
                 "since": since,
                 "runs": runs,
@@ -189,12 +191,24 @@ class History:
         name = "list_by_parameter" if side == "p" else "list_tasks"
         return self._statement(name, [sql.SQL(one) for one in conditions]), values
 
+    def statement_for_trends(self, names: Sequence[str]) -> sql.Composed:
+        """The statement that tells of these names, or of all."""
+        part = "known_by_name" if names else "known_by_walking"
+        known = sql.SQL(statements("control/tasks")[part]).format(schema=self._schema)
+        return sql.SQL(statements("control/tasks")["list_trends"]).format(
+            schema=self._schema, known=known
+        )
+
+    @property
+    def _schema(self) -> sql.SQL:
+        # Next to parameters a percent sign is written twice, and a schema's name may hold one.
+        quoted = sql.Identifier(self.plane.schema).as_string(None).replace("%", "%%")
+        return sql.SQL(quoted)
+
     def _statement(
         self, name: str, conditions: Sequence[sql.SQL], *, traceback: str = "NULL"
     ) -> sql.Composed:
-        # Next to parameters a percent sign is written twice, and a schema's name may hold one.
-        quoted = sql.Identifier(self.plane.schema).as_string(None).replace("%", "%%")
-        schema = sql.SQL(quoted)
+        schema = self._schema
         return sql.SQL(statements("control/tasks")[name]).format(
             schema=schema,
             columns=sql.SQL(_COLUMNS).format(schema=schema, traceback=sql.SQL(traceback)),

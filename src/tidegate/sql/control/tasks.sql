@@ -135,19 +135,27 @@ SELECT at, event, detail FROM {schema}.task_events
 WHERE recorded_at = %(recorded_at)s AND task_id = %(id)s
 ORDER BY at, event
 
+-- name: known_by_walking
+-- Everything that ran: from one to the next over the index, however long the history is. A part of
+-- trends.
+(SELECT t.kind, t.name FROM {schema}.tasks t
+ WHERE t.project = %(project)s AND t.recorded_at >= %(since)s
+ ORDER BY t.kind, t.name LIMIT 1)
+UNION ALL
+SELECT n.kind, n.name FROM known k CROSS JOIN LATERAL (
+    SELECT t.kind, t.name FROM {schema}.tasks t
+    WHERE t.project = %(project)s AND (t.kind, t.name) > (k.kind, k.name)
+      AND t.recorded_at >= %(since)s
+    ORDER BY t.kind, t.name LIMIT 1) n
+
+-- name: known_by_name
+-- Whatever of these names may have run. A part of trends.
+SELECT kind, name FROM unnest(%(kinds)s::text[]) AS k(kind), unnest(%(names)s::text[]) AS n(name)
+
 -- name: list_trends
--- What ran, how long it took the last times, and how often it failed in each of the last weeks;
--- it goes from name to name over the index, so that the length of the history does not matter.
+-- How long the last runs took that were done, and how often it failed in each of the last weeks.
 WITH RECURSIVE known AS (
-    (SELECT t.kind, t.name FROM {schema}.tasks t
-     WHERE t.project = %(project)s AND t.recorded_at >= %(since)s
-     ORDER BY t.kind, t.name LIMIT 1)
-    UNION ALL
-    SELECT n.kind, n.name FROM known k CROSS JOIN LATERAL (
-        SELECT t.kind, t.name FROM {schema}.tasks t
-        WHERE t.project = %(project)s AND (t.kind, t.name) > (k.kind, k.name)
-          AND t.recorded_at >= %(since)s
-        ORDER BY t.kind, t.name LIMIT 1) n
+{known}
 )
 SELECT k.kind, k.name,
        ARRAY(SELECT extract(epoch FROM t.finished_at - t.started_at)::float8
@@ -166,10 +174,13 @@ SELECT k.kind, k.name,
        l.status, l.started_at
 FROM known k
 CROSS JOIN LATERAL (
-    SELECT t.status, t.started_at FROM {schema}.tasks t
-    WHERE t.project = %(project)s AND t.name = k.name AND t.kind = k.kind
-      AND t.recorded_at >= %(since)s
-    ORDER BY t.recorded_at DESC, t.id DESC LIMIT 1
+    SELECT n.status, n.started_at
+    FROM unnest(%(statuses)s::text[]) AS s(status) CROSS JOIN LATERAL (
+        SELECT t.status, t.started_at FROM {schema}.tasks t
+        WHERE t.project = %(project)s AND t.kind = k.kind AND t.name = k.name
+          AND t.status = s.status AND t.recorded_at >= %(since)s
+        ORDER BY t.recorded_at DESC LIMIT 1
+    ) n
+    ORDER BY n.started_at DESC LIMIT 1
 ) l
-WHERE {conditions}
 ORDER BY k.kind, k.name
