@@ -10,7 +10,8 @@ from pathlib import Path
 
 from benchmarks.long_history import fill_history
 from benchmarks.report import Report
-from tidegate.control.history import History, Wanted
+from tidegate.control.history import History
+from tidegate.control.task_questions import Wanted
 from tidegate.insight.history import TREND_RUNS, TREND_WEEKS
 from tidegate.model.task_history import TaskRecord, TaskStatus
 from tidegate.postgres.connect import Connection
@@ -57,7 +58,7 @@ def _run(report: Report, project: Project, control: Connection, events: int) -> 
 
     found = history.get(control, "shop", task_id)
     assert isinstance(found, TaskRecord)
-    day = {"day": found.parameters["day"]}
+    day = {"day": str(found.parameters["day"])}
     questions: dict[str, Callable[[], object]] = {
         "by id": lambda: history.get(control, "shop", task_id),
         "events of one": lambda: history.events(control, task_id),

@@ -31,9 +31,12 @@ CROSS JOIN LATERAL (SELECT %(now)s - (%(runs)s - n) * %(apart)s::interval - inte
 """
 _TASKS = """
 INSERT INTO {schema}.tasks
-    (recorded_at, id, job_id, attempt_id, attempt, project, kind, name, parameters_digest, host,
-     worker_id, status, submitted_at, started_at, finished_at, rows, metrics, error)
-SELECT recorded_at, id, job_id, attempt_id, 1, 'shop', 'sync', name, 'd', 'h', 'w', status,
+    (recorded_at, id, job_id, attempt_id, attempt, project, kind, name, parameters,
+     parameters_digest, host, worker_id, status, submitted_at, started_at, finished_at, rows,
+     metrics, error)
+SELECT recorded_at, id, job_id, attempt_id, 1, 'shop', 'sync', name,
+       jsonb_build_object('day', (started_at AT TIME ZONE 'UTC')::date, 'full_refresh', false),
+       'd', 'h', 'w', status,
        started_at, started_at, finished_at, n, jsonb_build_object('loads', 1),
        CASE WHEN status = 'failed' THEN 'it broke' END
 FROM runs

@@ -16,7 +16,8 @@ from psycopg import sql
 
 from integration.conftest import MakePlace
 from integration.orders import ORDERS
-from tidegate.control.history import History, Wanted
+from tidegate.control.history import History
+from tidegate.control.task_questions import Question, Wanted, trends_statement
 from tidegate.insight.history import TREND_RUNS, TREND_WEEKS
 from tidegate.model.identity import new_job_id
 from tidegate.model.job import KINDS
@@ -41,6 +42,11 @@ class Long:
     @property
     def history(self) -> History:
         return History(self.project.context.plane)
+
+    def ask(self, wanted: Wanted) -> str:
+        """How a question for 20 runs was answered."""
+        question = Question.of("shop", wanted)
+        return self.plan(question.statement("tidegate_control", 20), question.values)
 
     def plan(self, statement: sql.Composable, values: dict[str, Any]) -> str:
         """How Postgres found the answer, without what it had no need to look into."""
@@ -110,8 +116,7 @@ def test_every_question_is_answered_over_an_index(
     asked = wanted if since is None else replace(wanted, since=long.now - since)
     before = (long.now, uuid4())
     for place in (None, before):
-        statement, values = long.history.statement_for("shop", asked, place)
-        plan = long.plan(statement, values | {"limit": 20})
+        plan = long.ask(replace(asked, before=place))
         assert not read_whole(plan), plan
         if since is not None:
             first = Month.of(long.now - since)
@@ -125,8 +130,7 @@ def test_one_run_and_its_events_are_in_one_month_each(long: Long) -> None:
     plan = long.plan(long.project.context.plane.statement("tasks", "list_task_events"), values)
     assert not read_whole(plan), plan
     assert len(parts(plan, "task_events")) == 1, plan
-    statement, asked = long.history.statement_for("shop", Wanted(ids=(run.id, run.id)))
-    plan = long.plan(statement, asked | {"limit": 1})
+    plan = long.ask(Wanted(ids=(run.id, run.id)))
     assert len(parts(plan, "tasks")) == 1, plan
     assert not read_whole(plan), plan
 
@@ -144,7 +148,8 @@ def test_trends_and_the_sweepers_question_go_over_an_index(long: Long) -> None:
     }
     first = Month.of(long.now - timedelta(weeks=TREND_WEEKS)).partition("tasks")
     for names in ([], ["name_7"]):
-        plan = long.plan(long.history.statement_for_trends(names), values | {"names": names})
+        statement = trends_statement("tidegate_control", named=bool(names))
+        plan = long.plan(statement, values | {"names": names})
         assert not read_whole(plan), plan
         assert all(one >= first for one in parts(plan, "tasks")), plan
     plan = long.plan(long.project.context.plane.statement("tasks", "list_unsettled"), values)
@@ -152,14 +157,13 @@ def test_trends_and_the_sweepers_question_go_over_an_index(long: Long) -> None:
 
 
 def test_without_its_index_the_plan_is_found_wanting(long: Long) -> None:
-    statement, values = long.history.statement_for("shop", Wanted(names=("nobody",)))
     with long.control.transaction(force_rollback=True):
         long.control.execute(
             "DROP INDEX tidegate_control.tasks_name, tidegate_control.tasks_status,"
             " tidegate_control.tasks_runs; ALTER TABLE tidegate_control.tasks DROP CONSTRAINT"
             " tasks_pkey"
         )
-        assert read_whole(long.plan(statement, values | {"limit": 20}))
+        assert read_whole(long.ask(Wanted(names=("nobody",))))
 
 
 def test_luigis_names_find_what_is_there(long: Long) -> None:

@@ -51,7 +51,7 @@ def test_a_run_that_is_done_leaves_one_task_with_its_facts_events_and_parameters
     assert (task.error, task.traceback) == (None, None)
     assert task.host == socket.gethostname()
     assert task.worker_id.startswith(f"{task.host}-")
-    assert task.parameters == {"target": "warehouse:raw.orders", "full_refresh": "false"}
+    assert task.parameters == {"target": "warehouse:raw.orders", "full_refresh": False}
     assert moment_of(task.id) == task.recorded_at
     assert task.started_at - task.recorded_at < timedelta(milliseconds=1)
     assert task.finished_at is not None

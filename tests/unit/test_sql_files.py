@@ -29,6 +29,7 @@ PLACES = {
     "columns",
     "conditions",
     "known",
+    "others",
 }
 NAMED = [(file, name) for file in FILES for name in statements(file)]
 

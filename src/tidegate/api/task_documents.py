@@ -21,7 +21,7 @@ class ApiTaskLine(BaseModel):
     project: str
     kind: str
     name: str
-    parameters: dict[str, str]
+    parameters: dict[str, Any]
     parameters_digest: str
     host: str | None
     worker_id: str
@@ -73,7 +73,7 @@ _LINE: dict[str, Any] = {
     "project": "shop",
     "kind": "sync",
     "name": "orders",
-    "parameters": {"full_refresh": "false", "target": "warehouse:raw.orders"},
+    "parameters": {"full_refresh": False, "target": "warehouse:raw.orders"},
     "parameters_digest": "2d1f6c0a9b8e7d6c5b4a39281706f5e4d3c2b1a0",
     "host": "worker-1",
     "worker_id": "worker-1-7-1f2e3d4c",

@@ -18,7 +18,8 @@ from tidegate.api.problems import Problem, invalid
 from tidegate.api.service import Served, Service
 from tidegate.api.task_documents import ApiTask, TaskEvents, TaskPage
 from tidegate.api.texts import PLAIN, no_nul
-from tidegate.control.history import History, Wanted
+from tidegate.control.history import History
+from tidegate.control.task_questions import Wanted
 from tidegate.insight.history_documents import event_document, run_document
 from tidegate.model.access import Scope
 from tidegate.model.task_history import TaskRecord, TaskStatus
@@ -60,11 +61,11 @@ def list_tasks(
         since=since,
         until=until,
         job_id=job_id,
+        before=None if cursor is None else _place(cursor),
     )
-    before = None if cursor is None else _place(cursor)
     with service.control() as control:
         found = History(service.context.plane).newest(
-            control, service.project.name, wanted, before=before, limit=limit + 1
+            control, service.project.name, wanted, limit=limit + 1
         )
     more = len(found) > limit
     found = found[:limit]

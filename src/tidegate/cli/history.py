@@ -71,7 +71,7 @@ def list_(
     Example: tidegate history list orders --since 24h --status failed
     """
     from tidegate.cli.history_screen import print_run, print_runs
-    from tidegate.control.history import Wanted
+    from tidegate.control.task_questions import Wanted
     from tidegate.insight.history_documents import run_document, whole_document
 
     if run is not None and (name or param or since or status or kind or limit):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tidegate.cli.job_screen import pairs
 from tidegate.cli.moments import moment
 from tidegate.cli.output import print_line
+from tidegate.model.task_history import parameter_text
 from tidegate.model.trend import sparkline
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def print_run(run: TaskRecord, events: Sequence[TaskEvent]) -> None:
     print_line(f"run {run.id}: {run.kind} {run.name}, {run.status.value}")
     where = f"{run.host}, worker {run.worker_id}" if run.host else f"worker {run.worker_id}"
     metrics = {key: value for key, value in (run.metrics or {}).items() if key not in _TOLD}
+    given = ", ".join(f"{key}={parameter_text(one)}" for key, one in run.parameters.items())
     for label, value in (
         ("job", f"{run.job_id}, attempt {run.attempt}"),
         ("where", where),
@@ -56,7 +58,7 @@ def print_run(run: TaskRecord, events: Sequence[TaskEvent]) -> None:
         ("took", "" if run.seconds is None else took_text(run.seconds)),
         ("rows", "" if run.rows is None else f"{run.rows:,}"),
         ("bytes", "" if run.bytes is None else f"{run.bytes:,}"),
-        ("given", ", ".join(f"{key}={value}" for key, value in run.parameters.items())),
+        ("given", given),
         ("metrics", pairs(metrics)),
     ):
         if value:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from tidegate.control.history import History, Wanted
+from tidegate.control.history import History
+from tidegate.control.task_questions import Wanted
 from tidegate.errors import UsageError
 from tidegate.insight.control_session import control_session
 from tidegate.insight.job_ids import id_range
@@ -71,15 +72,12 @@ class TaskHistory:
         with control_session(self.context) as connection:
             if connection is None:
                 return
-            before: tuple[datetime, UUID] | None = None
             while True:
-                page = self._history.newest(
-                    connection, self._project, wanted, before=before, limit=_PAGE
-                )
+                page = self._history.newest(connection, self._project, wanted, limit=_PAGE)
                 yield from page
                 if len(page) < _PAGE:
                     return
-                before = page[-1].recorded_at, page[-1].id
+                wanted = replace(wanted, before=(page[-1].recorded_at, page[-1].id))
 
     def newest(self, wanted: Wanted, limit: int) -> list[TaskRecord]:
         """So many of the runs that fit."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from enum import Enum, StrEnum
 from typing import Any
@@ -62,6 +62,7 @@ class TaskRecord:
     project: str
     kind: str
     name: str
+    parameters: dict[str, Any]
     parameters_digest: str
     host: str | None
     worker_id: str
@@ -74,7 +75,6 @@ class TaskRecord:
     metrics: dict[str, Any] | None
     error: str | None
     traceback: str | None
-    parameters: dict[str, str] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float | None:
@@ -112,6 +112,8 @@ def _plain(value: object) -> object:
         return (value if value.tzinfo is None else value.astimezone(UTC)).isoformat()
     if isinstance(value, date):
         return value.isoformat()
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     return value

@@ -238,6 +238,7 @@ CREATE TABLE {schema}.tasks (
     project           text        NOT NULL,
     kind              text        NOT NULL,
     name              text        NOT NULL,
+    parameters        jsonb       NOT NULL,
     parameters_digest text        NOT NULL,
     host              text,
     worker_id         text        NOT NULL,
@@ -258,6 +259,9 @@ CREATE INDEX tasks_name ON {schema}.tasks (project, name, recorded_at DESC, id D
 CREATE INDEX tasks_status ON {schema}.tasks (project, status, recorded_at DESC, id DESC);
 -- How long the runs of one thing took, and how often they failed.
 CREATE INDEX tasks_runs ON {schema}.tasks (project, kind, name, status, recorded_at DESC);
+-- Few: what is at work now, and what went wrong.
+CREATE INDEX tasks_not_done ON {schema}.tasks (project, name, status, recorded_at DESC, id DESC)
+    WHERE status <> 'done';
 CREATE INDEX tasks_job ON {schema}.tasks (job_id);
 
 -- What happened to a task, and when; `recorded_at` is the task's.
@@ -272,7 +276,8 @@ CREATE TABLE {schema}.task_events (
     PRIMARY KEY (recorded_at, task_id, at, event)
 ) PARTITION BY RANGE (recorded_at);
 
--- What a task was called with; `recorded_at` is the task's. An index entry has a longest length.
+-- What a task was called with, to find it by; `recorded_at` is the task's. No more of a value is in
+-- the index than fits there.
 CREATE TABLE {schema}.task_parameters (
     recorded_at timestamptz NOT NULL,
     task_id     uuid        NOT NULL,
@@ -282,5 +287,7 @@ CREATE TABLE {schema}.task_parameters (
     value       text        NOT NULL,
     PRIMARY KEY (recorded_at, task_id, name)
 ) PARTITION BY RANGE (recorded_at);
+CREATE INDEX task_parameters_task ON {schema}.task_parameters
+    (project, task, name, left(value, 200), recorded_at DESC, task_id DESC);
 CREATE INDEX task_parameters_value ON {schema}.task_parameters
-    (project, name, left(value, 200), task, recorded_at DESC, task_id DESC);
+    (project, name, left(value, 200), recorded_at DESC, task_id DESC);

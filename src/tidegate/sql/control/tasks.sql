@@ -1,6 +1,6 @@
--- tasks(recorded_at, id, job_id, attempt_id, attempt, project, kind, name, parameters_digest, host,
---       worker_id, status, submitted_at, started_at, finished_at, rows, bytes, metrics, error,
---       traceback)
+-- tasks(recorded_at, id, job_id, attempt_id, attempt, project, kind, name, parameters,
+--       parameters_digest, host, worker_id, status, submitted_at, started_at, finished_at, rows,
+--       bytes, metrics, error, traceback)
 -- task_events(recorded_at, task_id, at, event, detail)
 -- task_parameters(recorded_at, task_id, project, task, name, value)
 
@@ -39,10 +39,10 @@ WITH attempted AS (
     ) s
 ), written AS (
     INSERT INTO {schema}.tasks AS t
-        (recorded_at, id, job_id, attempt_id, attempt, project, kind, name, parameters_digest,
-         host, worker_id, status, submitted_at, started_at, finished_at, rows, bytes, metrics,
-         error, traceback)
-    SELECT recorded_at, id, job_id, attempt_id, attempt, project, kind, name,
+        (recorded_at, id, job_id, attempt_id, attempt, project, kind, name, parameters,
+         parameters_digest, host, worker_id, status, submitted_at, started_at, finished_at, rows,
+         bytes, metrics, error, traceback)
+    SELECT recorded_at, id, job_id, attempt_id, attempt, project, kind, name, parameters,
            left(encode(sha256(convert_to(parameters::text, 'UTF8')), 'hex'), 40), host, worker_id,
            coalesce(ended, 'running'), submitted_at, started_at,
            CASE WHEN ended IS NOT NULL THEN finished_at END,
@@ -118,16 +118,16 @@ WHERE i.inhparent = %(table)s::regclass
 SELECT {columns} FROM {schema}.tasks t
 WHERE {conditions}
 ORDER BY t.recorded_at DESC, t.id DESC
-LIMIT %(limit)s
+LIMIT {limit}
 
 -- name: list_by_parameter
--- The newest tasks that were called so; the first parameter leads to them, the others are checked.
+-- The newest tasks that were called so; whichever parameter is the rarest leads to them.
 SELECT {columns}
-FROM {schema}.task_parameters p
+FROM {schema}.task_parameters p{others}
 JOIN {schema}.tasks t ON t.recorded_at = p.recorded_at AND t.id = p.task_id
 WHERE {conditions}
 ORDER BY p.recorded_at DESC, p.task_id DESC
-LIMIT %(limit)s
+LIMIT {limit}
 
 -- name: list_task_events
 -- What happened to one task, in order.
