@@ -14,7 +14,7 @@ NAMES = 100
 EVENTS_A_RUN = 4
 DAYS = 100
 
-# Run n of N: evenly over the days, a name each in turn; every 50th failed, every 1,000th was lost.
+# Run n of N: evenly over the days, a name each in turn; every 53rd failed, every 997th was lost.
 _RUNS = """
 CREATE TEMPORARY TABLE runs AS
 SELECT date_trunc('milliseconds', m.at) AS recorded_at,
@@ -22,7 +22,7 @@ SELECT date_trunc('milliseconds', m.at) AS recorded_at,
         || substr(md5(n::text), 1, 3) || '8' || substr(md5(n::text), 4, 15))::uuid AS id,
        gen_random_uuid() AS job_id, md5(n::text) AS attempt_id,
        'name_' || n %% {names} AS name, n, m.at AS started_at,
-       CASE WHEN n %% 1000 = 999 THEN 'lost' WHEN n %% 50 = 7 THEN 'failed' ELSE 'done' END
+       CASE WHEN n %% 997 = 5 THEN 'lost' WHEN n %% 53 = 7 THEN 'failed' ELSE 'done' END
        AS status,
        m.at + interval '1 second' * (1 + n %% 7) AS finished_at
 FROM generate_series(1, %(runs)s) n

@@ -139,7 +139,6 @@ def test_trends_and_the_sweepers_question_go_over_an_index(long: Long) -> None:
     values = {
         "project": "shop",
         "kinds": sorted(KINDS),
-        "statuses": [status.value for status in TaskStatus],
         "now": long.now,
         "since": long.now - timedelta(weeks=TREND_WEEKS),
         "runs": TREND_RUNS,
@@ -192,6 +191,20 @@ def test_luigis_names_find_what_is_there(long: Long) -> None:
     ]
 
 
+def test_values_that_begin_alike_are_told_apart_however_long_they_are(long: Long) -> None:
+    with long.control.transaction(force_rollback=True):
+        run = long.history.newest(long.control, "shop", Wanted(), limit=1)[0]
+        for size in (199, 200, 201, 5_000):
+            long.control.execute(
+                "INSERT INTO tidegate_control.task_parameters VALUES (%s, %s, 'shop', %s, %s, %s)",
+                (run.recorded_at, run.id, run.name, f"long_{size}", "x" * size),
+            )
+            for other in (size - 1, size, size + 1):
+                asked = Wanted(parameters={f"long_{size}": "x" * other})
+                found = long.history.newest(long.control, "shop", asked, limit=5)
+                assert [one.id for one in found] == ([run.id] if other == size else [])
+
+
 def test_a_run_of_another_project_is_not_found(long: Long) -> None:
     run = long.history.newest(long.control, "shop", Wanted(), limit=1)[0]
     assert long.history.get(long.control, "shop", run.id) == run
@@ -210,6 +223,7 @@ def test_trends_of_a_long_history_are_those_of_its_last_runs(long: Long) -> None
         if one.status is TaskStatus.DONE and one.recorded_at >= long.now - timedelta(weeks=8)
     ][:TREND_RUNS]
     assert list(seven.seconds) == done[::-1]
+    assert len(done) == TREND_RUNS
     broken = [
         one
         for one in long.history.newest(

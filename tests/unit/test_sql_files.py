@@ -30,6 +30,7 @@ PLACES = {
     "conditions",
     "known",
     "others",
+    "called",
 }
 NAMED = [(file, name) for file in FILES for name in statements(file)]
 

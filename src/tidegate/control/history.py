@@ -69,7 +69,6 @@ class History:
                 "project": project,
                 "kinds": sorted(KINDS),
                 "names": list(names),
-                "statuses": [status.value for status in TaskStatus],
                 "now": now,
                 "since": since,
                 "runs": runs,

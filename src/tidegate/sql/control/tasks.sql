@@ -121,11 +121,19 @@ ORDER BY t.recorded_at DESC, t.id DESC
 LIMIT {limit}
 
 -- name: list_by_parameter
--- The newest tasks that were called so; whichever parameter is the rarest leads to them.
+-- The newest tasks that were called so: found by their parameters, the rarest first, then looked up
+-- one by one, until there are enough.
 SELECT {columns}
-FROM {schema}.task_parameters p{others}
-JOIN {schema}.tasks t ON t.recorded_at = p.recorded_at AND t.id = p.task_id
-WHERE {conditions}
+FROM (
+    SELECT p.recorded_at, p.task_id FROM {schema}.task_parameters p{others}
+    WHERE {called}
+    ORDER BY p.recorded_at DESC, p.task_id DESC
+) p
+CROSS JOIN LATERAL (
+    SELECT t.* FROM {schema}.tasks t
+    WHERE t.recorded_at = p.recorded_at AND t.id = p.task_id AND {conditions}
+    LIMIT 1
+) t
 ORDER BY p.recorded_at DESC, p.task_id DESC
 LIMIT {limit}
 
@@ -149,12 +157,16 @@ SELECT n.kind, n.name FROM known k CROSS JOIN LATERAL (
     ORDER BY t.kind, t.name LIMIT 1) n
 
 -- name: known_by_name
--- Whatever of these names may have run. A part of trends.
-SELECT kind, name FROM unnest(%(kinds)s::text[]) AS k(kind), unnest(%(names)s::text[]) AS n(name)
+-- Whatever ran of these names. A part of trends.
+SELECT k.kind, n.name
+FROM unnest(%(kinds)s::text[]) AS k(kind), unnest(%(names)s::text[]) AS n(name)
+WHERE EXISTS (SELECT FROM {schema}.tasks t
+              WHERE t.project = %(project)s AND t.kind = k.kind AND t.name = n.name
+                AND t.recorded_at >= %(since)s)
 
 -- name: list_trends
 -- How long the last runs took that were done, and how often it failed in each of the last weeks.
-WITH RECURSIVE known AS (
+WITH RECURSIVE known AS MATERIALIZED (
 {known}
 )
 SELECT k.kind, k.name,
@@ -163,24 +175,23 @@ SELECT k.kind, k.name,
              WHERE t.project = %(project)s AND t.kind = k.kind AND t.name = k.name
                AND t.status = 'done' AND t.recorded_at >= %(since)s
              ORDER BY t.recorded_at DESC LIMIT %(runs)s),
-       ARRAY(SELECT count(t.recorded_at)
-             FROM generate_series(%(weeks)s - 1, 0, -1) AS w(ago)
-             LEFT JOIN {schema}.tasks t
-                 ON t.project = %(project)s AND t.kind = k.kind AND t.name = k.name
-                AND t.status IN ('failed', 'lost') AND t.recorded_at >= %(since)s
-                AND t.recorded_at > %(now)s - (w.ago + 1) * interval '7 days'
-                AND t.recorded_at <= %(now)s - w.ago * interval '7 days'
-             GROUP BY w.ago ORDER BY w.ago DESC),
+       ARRAY(SELECT coalesce(f.failures, 0)
+             FROM generate_series(0, %(weeks)s - 1) AS w(ago)
+             LEFT JOIN (
+                 SELECT floor(extract(epoch FROM %(now)s - t.recorded_at) / 604800)::int AS ago,
+                        count(*) AS failures
+                 FROM {schema}.tasks t
+                 WHERE t.project = %(project)s AND t.kind = k.kind AND t.name = k.name
+                   AND t.status IN ('failed', 'lost') AND t.recorded_at >= %(since)s
+                 GROUP BY 1
+             ) f USING (ago)
+             ORDER BY ago DESC),
        l.status, l.started_at
 FROM known k
 CROSS JOIN LATERAL (
-    SELECT n.status, n.started_at
-    FROM unnest(%(statuses)s::text[]) AS s(status) CROSS JOIN LATERAL (
-        SELECT t.status, t.started_at FROM {schema}.tasks t
-        WHERE t.project = %(project)s AND t.kind = k.kind AND t.name = k.name
-          AND t.status = s.status AND t.recorded_at >= %(since)s
-        ORDER BY t.recorded_at DESC LIMIT 1
-    ) n
-    ORDER BY n.started_at DESC LIMIT 1
+    SELECT t.status, t.started_at FROM {schema}.tasks t
+    WHERE t.project = %(project)s AND t.name = k.name AND t.kind = k.kind
+      AND t.recorded_at >= %(since)s
+    ORDER BY t.recorded_at DESC, t.id DESC LIMIT 1
 ) l
 ORDER BY k.kind, k.name
