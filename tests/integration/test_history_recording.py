@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from integration.conftest import MakePlace
-from integration.orders import ORDERS
+from integration.conftest import MakePlace, MakeProject
+from integration.orders import CREATE, FILL, ORDERS
 from integration.recorded import Bench, open_bench
 from tidegate.control.task_months import TABLES, TaskMonths
 from tidegate.model.job import NOTHING, VACUUM, LockAt
@@ -221,3 +221,18 @@ def test_months_are_made_ahead_and_dropped_when_they_are_old_enough(bench: Bench
         kept = [Month.of_partition(name) for name in parts(table)]
         assert kept[-2:] == [Month(2027, 3), Month(2027, 4)]
         assert all(one is not None and one.end > now - timedelta(days=90) for one in kept)
+
+
+def test_a_sync_that_spark_has_moved_is_remembered_with_its_rows(make_project: MakeProject) -> None:
+    project, place = make_project(ORDERS)
+    place.source.execute(*CREATE, FILL)
+    report = project.run("orders")
+    (task,) = project.history.find_all_by_name("orders")
+    assert (task.job_id, task.status) == (report.job_id, TaskStatus.DONE)
+    assert task.rows == report.rows > 0
+    assert task.metrics is not None
+    assert task.metrics["loads"] == len(report.loads)
+    events = [one.event.value for one in project.history.find_all_events(task.id)]
+    assert events == ["pending", "started", *["progress"] * len(report.loads), "done"]
+    project.run("orders")
+    assert [one.rows for one in project.history.find_all_by_name("orders")][1] == report.rows

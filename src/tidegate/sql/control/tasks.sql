@@ -157,12 +157,15 @@ SELECT n.kind, n.name FROM known k CROSS JOIN LATERAL (
     ORDER BY t.kind, t.name LIMIT 1) n
 
 -- name: known_by_name
--- Whatever ran of these names. A part of trends.
+-- Whatever ran of these names, in the order of the index that says so. A part of trends.
 SELECT k.kind, n.name
-FROM unnest(%(kinds)s::text[]) AS k(kind), unnest(%(names)s::text[]) AS n(name)
-WHERE EXISTS (SELECT FROM {schema}.tasks t
-              WHERE t.project = %(project)s AND t.kind = k.kind AND t.name = n.name
-                AND t.recorded_at >= %(since)s)
+FROM unnest(%(kinds)s::text[]) AS k(kind) CROSS JOIN unnest(%(names)s::text[]) AS n(name)
+CROSS JOIN LATERAL (
+    SELECT FROM {schema}.tasks t
+    WHERE t.project = %(project)s AND t.kind = k.kind AND t.name = n.name
+      AND t.recorded_at >= %(since)s
+    ORDER BY t.status, t.recorded_at DESC LIMIT 1
+) t
 
 -- name: list_trends
 -- How long the last runs took that were done, and how often it failed in each of the last weeks.
