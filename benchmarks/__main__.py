@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import lake, load, many, queues, service, status, wide
+from benchmarks import history, lake, load, many, queues, service, status, wide
 from benchmarks.report import Report
 
 
@@ -19,10 +19,11 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=5_000)
     parser.add_argument("--files", type=int, default=10_000)
+    parser.add_argument("--events", type=int, default=5_000_000)
     parser.add_argument(
         "subject",
         nargs="?",
-        choices=("load", "lake", "queue", "status", "service"),
+        choices=("load", "lake", "queue", "status", "service", "history"),
         help="only this one",
     )
     options = parser.parse_args()
@@ -43,6 +44,9 @@ def main() -> int:
     if options.subject in (None, "service"):
         print("cached reads over HTTP, one process, with a token")
         service.run(report, seconds=5, connections=32)
+    if options.subject in (None, "history"):
+        print(f"questions to a history of {options.events:,} events")
+        history.run(report, events=options.events)
     if report.missed:
         print(f"missed: {', '.join(report.missed)}")
     return 1 if report.missed else 0

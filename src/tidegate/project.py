@@ -15,6 +15,7 @@ from tidegate.control.workers import user_name
 from tidegate.errors import UsageError
 from tidegate.insight.adoption import examine, record_adoption
 from tidegate.insight.following import QueuedJob
+from tidegate.insight.history import TaskHistory
 from tidegate.insight.markers import Marker
 from tidegate.insight.superseded import (
     Vacuumed,
@@ -350,6 +351,11 @@ class Project:
         )
         self.settings.connection(publish.target.connection)
         return Publisher(self.context).publish(frame, publish, wait_seconds=values.wait_seconds)
+
+    @property
+    def history(self) -> TaskHistory:
+        """What ran, how it went and how long it took."""
+        return TaskHistory(self.context)
 
     def connect(self, connection: str) -> Connection:
         """A session on one of the project's databases, for work of your own."""

@@ -124,7 +124,10 @@ def test_every_call_of_the_command_in_the_documentation_is_one_that_exists(
     for word in words:
         if f"{path} {word}" in COMMANDS:
             path = f"{path} {word}"
-        elif word.startswith("-") and word != "-":
+            continue
+        if hasattr(COMMANDS[path], "default"):
+            path = f"{path} {COMMANDS[path].default}"
+        if word.startswith("-") and word != "-":
             used.append((path, word))
     assert path != "tidegate" or used, where
     for command, option in used:

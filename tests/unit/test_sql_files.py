@@ -18,6 +18,20 @@ FOLDER = ROOT / "sql"
 SCRIPTS = ("ledger/schema", "ledger/lake", "control/schema", "control/migrations/")
 ALL = sorted(file.relative_to(FOLDER).with_suffix("").as_posix() for file in FOLDER.rglob("*.sql"))
 FILES = [name for name in ALL if not name.startswith(SCRIPTS)]
+PLACES = {
+    "schema",
+    "markers",
+    "type",
+    "picked",
+    "claiming",
+    "finishing",
+    "limit",
+    "columns",
+    "conditions",
+    "known",
+    "others",
+    "called",
+}
 NAMED = [(file, name) for file in FILES for name in statements(file)]
 
 
@@ -36,7 +50,7 @@ def test_every_statement_says_in_a_line_what_it_is_for(file: str, name: str) -> 
 @pytest.mark.parametrize(("file", "name"), NAMED, ids=[f"{f}:{n}" for f, n in NAMED])
 def test_every_place_for_a_name_is_filled(file: str, name: str) -> None:
     places = {field for _, field, _, _ in Formatter().parse(statements(file)[name]) if field}
-    assert places <= {"schema", "markers", "type", "picked", "claiming", "finishing", "limit"}
+    assert places <= PLACES
     parts = {place: sql.Identifier(f"the {place}") for place in places}
     text = statement(file, name, **parts).as_string(None)
     assert "{" not in text

@@ -20,6 +20,7 @@ from tidegate.api import (
     problem_pages,
     syncs,
     tables,
+    tasks,
     watermarks,
 )
 from tidegate.api.docs_page import page
@@ -33,6 +34,7 @@ ROUTERS = (
     tables,
     maintenance,
     jobs,
+    tasks,
     syncs,
     watermarks,
     markers,

@@ -34,6 +34,7 @@ TAGS = [
     {"name": "tables", "description": "The tables of the project's lakes."},
     {"name": "maintenance", "description": "What is done to a table, and what would help it."},
     {"name": "jobs", "description": "What is queued, what runs, what became of it."},
+    {"name": "tasks", "description": "Every run that is remembered, and how it went."},
     {"name": "syncs", "description": "What is loaded, and how far it has got."},
     {"name": "service", "description": "The service itself, and how it does."},
 ]

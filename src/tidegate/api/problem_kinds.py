@@ -69,6 +69,13 @@ JOB_NOT_FOUND = ProblemKind(
     "No job of this project has this id. Jobs that ended long ago are forgotten after "
     "worker.keep_jobs.",
 )
+TASK_NOT_FOUND = ProblemKind(
+    "task-not-found",
+    404,
+    "There is no such task",
+    "The history of this project has no run with this id. A run is forgotten after history.keep, "
+    "and nothing is recorded while history.record_task_history is false.",
+)
 METHOD_NOT_ALLOWED = ProblemKind(
     "method-not-allowed",
     405,

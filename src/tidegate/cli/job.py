@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, open_project
+from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, TwentyAtMost, open_project
 from tidegate.cli.output import print_error, print_json, print_line
 from tidegate.cli.translation import translated
 from tidegate.errors import TidegateError, UsageError
@@ -33,9 +33,7 @@ def list_(
     name: Annotated[
         list[str] | None, typer.Option("--name", help="Only these, such as orders.")
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, max=100_000, help="How many at most; 20 by default.")
-    ] = None,
+    limit: TwentyAtMost = None,
     all_: Annotated[bool, typer.Option("--all", help="However many there are.")] = False,
     project: ProjectFolder = HERE,
     profile: Profile = None,

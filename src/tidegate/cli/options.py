@@ -38,6 +38,9 @@ SyncNamesOrAll = Annotated[
     typer.Argument(help="Syncs, groups or group.table; all of them when none is named."),
 ]
 AllSyncs = Annotated[bool, typer.Option("--all", help="Every declared sync.")]
+TwentyAtMost = Annotated[
+    int | None, typer.Option("--limit", min=1, max=100_000, help="How many at most; 20 by default.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 FollowQueued = Annotated[
     bool, typer.Option("--follow", "-f", help="With --queue: watch until it ends.")

@@ -14,6 +14,7 @@ from tidegate.model.job import JobStatus
 from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.reclaim import fence_out, is_published
+from tidegate.runtime.recording import settle_job
 from tidegate.runtime.targets import destination_of_job
 
 _PATIENCE_SECONDS = 30.0
@@ -66,6 +67,7 @@ def end_cancel(
         actor=actor,
         error=None if published else f"cancelled by {actor}",
     )
+    settle_job(context.plane, control, cancelling.job_id)
     found = JobRecords(context.plane).get(control, cancelling.job_id)
     return status if found is None else found.status
 

@@ -21,6 +21,7 @@ from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.attempt import raise_fence
 from tidegate.runtime.claiming import claim_table, open_heartbeat, table_resource
+from tidegate.runtime.recording import record_end, record_start
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ def hold_table(
         )
         claim = claimed.claim
         lease = heartbeat.hold(claim, since=claimed.since, interrupt=lambda: None)
+        record_start(context, control, claim)
         try:
             fence = raise_fence(
                 destination, Tokens(context.plane), control, claim, context.control_id()
@@ -74,8 +76,10 @@ def hold_table(
         except BaseException as error:
             with suppress(psycopg.Error):
                 jobs.finish(control, claim, JobStatus.FAILED, actor=actor, error=str(error))
+            record_end(context, control, claim, error)
             raise
         finally:
             heartbeat.drop(lease)
         if not jobs.finish(control, claim, JobStatus.DONE, actor=actor, result=result):
             raise StaleAttempt(f"the attempt {claim.attempt_id} was replaced by another")
+        record_end(context, control, claim)

@@ -10,10 +10,12 @@ from tidegate.control.workers import user_name
 from tidegate.errors import UsageError
 from tidegate.model.job import LOADS, Claim, JobStatus
 from tidegate.pipeline.context import Context
+from tidegate.postgres.connect import Connection
 from tidegate.runtime.cancel import cancel_job
 from tidegate.runtime.heartbeat import Heartbeat
 from tidegate.runtime.lease import Lease
 from tidegate.runtime.reclaim import fence_out, is_published
+from tidegate.runtime.recording import settle_job
 from tidegate.runtime.targets import destination_of_job
 
 
@@ -45,19 +47,25 @@ def leave_job(context: Context, claim: Claim, *, actor: str, reason: str) -> boo
     work ends as failed, but never over a possible publish: the fence is raised and the marker
     read before. Where that does not succeed, the job is left to its lease.
     """
-    jobs = Jobs(context.plane)
     with context.plane.connect() as control:
-        if claim.kind in LOADS:
-            return jobs.give_back(control, claim, actor=f"{actor}: {reason}")
-        published = False
-        destination = destination_of_job(context, claim.kind, claim.payload)
-        if destination is not None:
-            fence_out(context.plane, control, context.control_id(), destination)
-            published = is_published(destination, claim.plan, claim.payload)
-        return jobs.finish(
-            control,
-            claim,
-            JobStatus.DONE if published else JobStatus.FAILED,
-            actor=actor,
-            error=None if published else reason,
-        )
+        left = _leave(context, control, claim, actor, reason)
+        settle_job(context.plane, control, claim.job_id)
+        return left
+
+
+def _leave(context: Context, control: Connection, claim: Claim, actor: str, reason: str) -> bool:
+    jobs = Jobs(context.plane)
+    if claim.kind in LOADS:
+        return jobs.give_back(control, claim, actor=f"{actor}: {reason}")
+    published = False
+    destination = destination_of_job(context, claim.kind, claim.payload)
+    if destination is not None:
+        fence_out(context.plane, control, context.control_id(), destination)
+        published = is_published(destination, claim.plan, claim.payload)
+    return jobs.finish(
+        control,
+        claim,
+        JobStatus.DONE if published else JobStatus.FAILED,
+        actor=actor,
+        error=None if published else reason,
+    )

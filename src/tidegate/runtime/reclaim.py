@@ -19,6 +19,7 @@ from tidegate.model.backoff import Backoff
 from tidegate.model.job import PUBLISH
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.attempt import tell_restored
+from tidegate.runtime.recording import settle_job
 
 
 def reclaim_dead(
@@ -66,6 +67,7 @@ def bury(
     )
     if taken:
         destination.discard(dead.attempt_id)
+        settle_job(plane, connection, dead.job_id)
     return taken
 
 

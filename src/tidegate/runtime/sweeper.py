@@ -25,6 +25,7 @@ from tidegate.postgres.connect import Connection
 from tidegate.runtime.cancel import end_cancel
 from tidegate.runtime.lease import now
 from tidegate.runtime.reclaim import bury
+from tidegate.runtime.recording import settle_all, tidy_history
 from tidegate.runtime.targets import destination_of_job
 
 _TIDY_SECONDS = 600.0
@@ -63,10 +64,12 @@ class Sweeper:
         reclaimed = sum(self._try(one, partial(self._reclaim, control, one)) for one in dead)
         cancelled = sum(self._try(one, partial(self._end_cancel, control, one)) for one in half)
         Needs(self._context.plane).settle_all(control, actor=self._actor)
+        settle_all(self._context.plane, control, project)
         Sweeps(self._context.plane).note(control, project, self._actor)
         if now() < self._tidy_at and not tidy:
             return Swept(reclaimed, cancelled)
         self._tidy_at = now() + _TIDY_SECONDS
+        tidy_history(self._context.plane, control, self._context.settings.history.keep_seconds)
         return Swept(reclaimed, cancelled, self._drop_staging(control), self._forget(control))
 
     def _reclaim(self, control: Connection, dead: DeadAttempt) -> bool:

@@ -26,6 +26,7 @@ from tidegate.runtime.handlers import Handler
 from tidegate.runtime.heartbeat import Heartbeat
 from tidegate.runtime.lease import Lease, now
 from tidegate.runtime.leaving import leave_job
+from tidegate.runtime.recording import record_end
 from tidegate.runtime.tally import Tally
 from tidegate.runtime.waker import Waker
 from tidegate.runtime.working import may_be_retried
@@ -233,7 +234,7 @@ class Worker:
                 # A table in use will be free soon, and says nothing against the job.
                 busy = isinstance(error, BusyError)
                 failures = 1 if busy else claim.error_count + 1
-                self._jobs.give_back(
+                told = self._jobs.give_back(
                     control,
                     claim,
                     actor=self._turns.worker_id,
@@ -241,13 +242,15 @@ class Worker:
                     delay_seconds=self._backoff.seconds(failures, random.random()),
                 )
             else:
-                self._jobs.finish(
+                told = self._jobs.finish(
                     control,
                     claim,
                     JobStatus.FAILED,
                     actor=self._turns.worker_id,
                     error=_words(error),
                 )
+            if told:
+                record_end(self._context, control, claim, error)
 
     def _give_back(self, claim: Claim, reason: str) -> None:
         leave_job(self._context, claim, actor=self._turns.worker_id, reason=reason)

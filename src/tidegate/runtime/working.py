@@ -26,6 +26,7 @@ from tidegate.runtime.attempt import LiveAttempt, raise_fence
 from tidegate.runtime.attempt_session import AttemptSession
 from tidegate.runtime.claiming import Claimed
 from tidegate.runtime.leaving import leave_job
+from tidegate.runtime.recording import record_end, record_start
 from tidegate.runtime.refreshing import note_written
 
 
@@ -74,6 +75,8 @@ class ClaimedWork:
             claim, since=self.claimed.since, interrupt=self.interrupt, leave=self._leave
         )
         control = AttemptSession(self.context.plane, self.control, heartbeat, lease)
+        with heartbeat.answered_soon(control.connection):
+            record_start(self.context, control.connection, claim)
         try:
             try:
                 fence = control.write(self._raise_fence)
@@ -82,6 +85,8 @@ class ClaimedWork:
                 result = work(LiveAttempt(self._jobs, control, claim, lease, fence, self.actor))
                 lease.check_alive()
                 self._finish(control, result)
+                with heartbeat.answered_soon(control.connection):
+                    record_end(self.context, control.connection, claim)
             except Exception:
                 # Interrupted Spark work fails in many ways; the reason is that we were replaced.
                 lease.check_alive()
@@ -173,6 +178,7 @@ class ClaimedWork:
                 self._jobs.finish(
                     self.control, claim, JobStatus.FAILED, actor=self.actor, error=str(error)
                 )
+        record_end(self.context, self.control, claim, error)
 
     def _leave(self, reason: str) -> None:
         leave_job(self.context, self.claimed.claim, actor=self.actor, reason=reason)

@@ -14,6 +14,7 @@ from tidegate.model.schedule import Schedule
 from tidegate.settings import checks as values
 from tidegate.settings.durations import parse_duration
 from tidegate.settings.explain import Conflict
+from tidegate.settings.history import HistorySettings
 from tidegate.settings.maintenance import MaintenanceSettings
 from tidegate.settings.notify import NotifySettings
 from tidegate.settings.scheduling import (
@@ -271,5 +272,6 @@ FIXED: dict[str, type[Section]] = {
     "serve": ServeSettings,
     "scheduler": SchedulerSettings,
     "notify": NotifySettings,
+    "history": HistorySettings,
 }
 SECTIONS = (*FIXED, "connections", "resources", "sync")

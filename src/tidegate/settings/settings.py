@@ -19,6 +19,7 @@ from tidegate.settings.connections import (
     unknown_connection,
 )
 from tidegate.settings.explain import Key, Origin, Problem, explain, key_of, refuse
+from tidegate.settings.history import HistorySettings
 from tidegate.settings.layers import unknown_keys
 from tidegate.settings.maintenance import MaintenanceSettings
 from tidegate.settings.notify import NotifySettings
@@ -55,6 +56,7 @@ class Settings(Section):
     scheduler: SchedulerSettings = Field(default_factory=SchedulerSettings)
     resources: dict[str, Places] = Field(default_factory=dict)
     notify: NotifySettings = Field(default_factory=NotifySettings)
+    history: HistorySettings = Field(default_factory=HistorySettings)
     sync: dict[str, SyncSettings] = Field(default_factory=dict)
 
     @field_serializer("connections")

@@ -1,0 +1,102 @@
+"""Questions to a long history, each beside the look-up of one run by its primary key."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from benchmarks.long_history import fill_history
+from benchmarks.report import Report
+from tidegate.control.history import History
+from tidegate.control.task_questions import Wanted
+from tidegate.insight.history import TREND_RUNS, TREND_WEEKS
+from tidegate.model.task_history import TaskRecord, TaskStatus
+from tidegate.postgres.connect import Connection
+from tidegate.project import Project
+
+SETTINGS = """
+[project]
+name = "shop"
+"""
+PAGE = 20
+_ROUNDS = 200
+
+
+def run(report: Report, *, events: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as name:
+        (Path(name) / "tidegate.toml").write_text(SETTINGS)
+        with Project.open(name) as project:
+            project.context.control_id()
+            with project.context.plane.connect() as control:
+                _run(report, project, control, events)
+
+
+def _run(report: Report, project: Project, control: Connection, events: int) -> None:
+    now, history = datetime.now(UTC), History(project.context.plane)
+    started = time.perf_counter()
+    runs = fill_history(control, project.context.plane, events=events, now=now)
+    report.note(f"{runs:,} runs written in {time.perf_counter() - started:.0f} s")
+    control.execute("CHECKPOINT")
+    row = control.execute(
+        "SELECT recorded_at, id FROM tidegate_control.tasks ORDER BY random() LIMIT 1"
+    ).fetchone()
+    assert row is not None
+    recorded_at, task_id = row
+
+    def look_up() -> object:
+        return control.execute(
+            "SELECT * FROM tidegate_control.tasks WHERE recorded_at = %s AND id = %s",
+            (recorded_at, task_id),
+        ).fetchone()
+
+    def ask(**asked: object) -> Callable[[], object]:
+        wanted = Wanted(**asked)  # type: ignore[arg-type]
+        return lambda: history.newest(control, "shop", wanted, limit=PAGE)
+
+    found = history.get(control, "shop", task_id)
+    assert isinstance(found, TaskRecord)
+    day = {"day": str(found.parameters["day"])}
+    questions: dict[str, Callable[[], object]] = {
+        "by id": lambda: history.get(control, "shop", task_id),
+        "events of one": lambda: history.events(control, task_id),
+        "by name": ask(names=("name_7",)),
+        "by parameters": ask(names=("name_7",), parameters={"full_refresh": "false"} | day),
+        "by parameter alone": ask(parameters=day),
+        "of the last 24 hours": ask(since=now - timedelta(hours=24)),
+        "failed in the last 24 hours": ask(
+            statuses=(TaskStatus.FAILED,), since=now - timedelta(hours=24)
+        ),
+        "failed ones of a name": ask(names=("name_7",), statuses=(TaskStatus.FAILED,)),
+        "of a name nobody has": ask(names=("nobody",)),
+        "of a job": ask(job_id=found.job_id),
+        "all, the newest": ask(),
+        "trend of one name": lambda: history.trends(
+            control,
+            "shop",
+            names=("name_7",),
+            now=now,
+            since=now - timedelta(weeks=TREND_WEEKS),
+            runs=TREND_RUNS,
+            weeks=TREND_WEEKS,
+        ),
+    }
+    key = _milliseconds(look_up)
+    report.note(f"by primary key: {key:.3f} ms")
+    for name, question in questions.items():
+        took = _milliseconds(question)
+        report.note(f"{name}: {took:.3f} ms")
+        report.ratio(f"history {name} / look-up by primary key", took / key, at_most=20)
+
+
+def _milliseconds(ask: Callable[[], object]) -> float:
+    """The middle of many; the first few are not counted, since they read from disk and plan."""
+    times = []
+    for number in range(_ROUNDS):
+        started = time.perf_counter()
+        ask()
+        if number >= _ROUNDS // 10:
+            times.append(time.perf_counter() - started)
+    return sorted(times)[len(times) // 2] * 1000

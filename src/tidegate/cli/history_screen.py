@@ -1,0 +1,147 @@
+"""How the history looks on a screen of 80 columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidegate.cli.job_screen import pairs
+from tidegate.cli.moments import moment
+from tidegate.cli.output import print_line
+from tidegate.model.task_history import parameter_text
+from tidegate.model.trend import sparkline
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tidegate.model.task_history import TaskEvent, TaskRecord
+    from tidegate.model.trend import Trend
+
+WIDTH = 80
+_PLAIN = ("sync", "task")
+_SPARKS = 12
+_TOLD = ("rows", "bytes")
+
+
+def print_runs(runs: Sequence[TaskRecord]) -> None:
+    """A line a run, and one more for what went wrong."""
+    from tidegate.insight.job_ids import short_ids
+
+    ids = short_ids([one.id for one in runs])
+    widest = max(len(text) for text in ids.values())
+    room = WIDTH - widest - 45
+    print_line(
+        f"{'id':<{widest}} {'started (UTC)':<14} {'status':<10} {'took':>7} {'rows':>8}  what"
+    )
+    for one in runs:
+        rows = "" if one.rows is None else short_number(one.rows)
+        took = "" if one.seconds is None else took_text(one.seconds)
+        print_line(
+            f"{ids[one.id]:<{widest}} {one.started_at:%m-%d %H:%M:%S} {one.status.value:<10} "
+            f"{took:>7} {rows:>8}  {cut(what(one.kind, one.name), room)}"
+        )
+        if one.error:
+            print_line("  " + cut(one.error.partition("\n")[0], WIDTH - 2))
+
+
+def print_run(run: TaskRecord, events: Sequence[TaskEvent]) -> None:
+    """Everything about one run."""
+    print_line(f"run {run.id}: {run.kind} {run.name}, {run.status.value}")
+    where = f"{run.host}, worker {run.worker_id}" if run.host else f"worker {run.worker_id}"
+    metrics = {key: value for key, value in (run.metrics or {}).items() if key not in _TOLD}
+    given = ", ".join(f"{key}={parameter_text(one)}" for key, one in run.parameters.items())
+    for label, value in (
+        ("job", f"{run.job_id}, attempt {run.attempt}"),
+        ("where", where),
+        ("submitted", moment(run.submitted_at)),
+        ("started", moment(run.started_at)),
+        ("finished", moment(run.finished_at)),
+        ("took", "" if run.seconds is None else took_text(run.seconds)),
+        ("rows", "" if run.rows is None else f"{run.rows:,}"),
+        ("bytes", "" if run.bytes is None else f"{run.bytes:,}"),
+        ("given", given),
+        ("metrics", pairs(metrics)),
+    ):
+        if value:
+            print_line(f"  {label + ':':<10} {value}")
+    print_line("what happened:")
+    for event in events:
+        print_line(f"  {moment(event.at)} {event.event.value}{_detail(event)}")
+    if run.error:
+        print_line("error:")
+        for text in run.error.splitlines():
+            print_line(f"  {text.strip()}")
+    if run.traceback:
+        print_line("traceback:")
+        for text in run.traceback.rstrip().splitlines():
+            print_line(f"  {text}")
+
+
+def _detail(event: TaskEvent) -> str:
+    """What there is to say of an event; an error has a place of its own."""
+    found = {key: value for key, value in (event.detail or {}).items() if key != "error"}
+    action = found.pop("action", None)
+    text = " ".join(part for part in (action, pairs(found)) if part)
+    return f": {text}" if text else ""
+
+
+def print_trends(trends: Sequence[Trend]) -> None:
+    """A line for everything that runs; below, what took longer than it usually does."""
+    room = WIDTH - 58
+    print_line(
+        f"{'what':<{room}} {'runs':>5} {'p50':>7} {'p95':>7} {'p99':>7} {'last':>7} "
+        f"{'failed':>6} {'trend':<{_SPARKS}}".rstrip()
+    )
+    for one in trends:
+        seconds = [one.percentile(share) for share in (0.5, 0.95, 0.99)] + [one.last_seconds]
+        times = " ".join(f"{'' if it is None else took_text(it):>7}" for it in seconds)
+        print_line(
+            f"{cut(what(one.kind, one.name), room):<{room}} {len(one.seconds):>5} {times} "
+            f"{one.failures[-1]:>6} {sparkline(one.seconds[-_SPARKS:])}".rstrip()
+        )
+    print_line("runs: the last 200 that were done; failed: attempts in the last 7 days")
+    for one in trends:
+        usual, last = one.usual_seconds, one.last_seconds
+        if one.is_slower and usual is not None and last is not None:
+            name = cut(what(one.kind, one.name), 24)
+            print_line(f"{name}: slower than usual: {took_text(last)}, usually {took_text(usual)}")
+
+
+def what(kind: str, name: str) -> str:
+    """The thing that ran; of the rarer kinds the kind is told too."""
+    return name if kind in _PLAIN else f"{kind} {name}"
+
+
+def took_text(seconds: float) -> str:
+    """A length of time in seven characters at most.
+
+    >>> [took_text(one) for one in (0.0421, 7.25, 754.0, 40000.0)]
+    ['42 ms', '7.2 s', '12m34s', '11h06m']
+    """
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 99.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 100:
+        return f"{minutes}m{rest:02}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if hours < 100 else f"{hours // 24} days"
+
+
+def short_number(number: int) -> str:
+    """A number in eight characters at most.
+
+    >>> [short_number(one) for one in (999_999, 12_345_678, 7_654_321_000)]
+    ['999,999', '12.3 M', '7.7 G']
+    """
+    if number < 1_000_000:
+        return f"{number:,}"
+    for unit, size in (("M", 1e6), ("G", 1e9), ("T", 1e12)):
+        if number < size * 999.95:
+            return f"{number / size:.1f} {unit}"
+    return f"{number:.1e}"
+
+
+def cut(text: str, width: int) -> str:
+    """Text that fits, with an ellipsis for what does not."""
+    return text if len(text) <= width else text[: width - 1] + "…"

@@ -1,0 +1,199 @@
+"""Questions to the history, made into statements of no more conditions than are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any, LiteralString
+from uuid import UUID
+
+from psycopg import sql
+
+from tidegate.model.task_history import TaskStatus, moment_of
+from tidegate.sql import statements
+
+_COLUMNS: LiteralString = """t.id, t.recorded_at, t.job_id, t.attempt_id, t.attempt, t.project,
+       t.kind, t.name, t.parameters, t.parameters_digest, t.host, t.worker_id, t.status,
+       t.submitted_at, t.started_at, t.finished_at, t.rows, t.bytes, t.metrics, t.error"""
+# An index holds no more of a value than this.
+_INDEXED = 200
+# A job's id tells the time of whoever submitted it, which may be ahead of the database's.
+_CLOCKS_APART = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which tasks are asked for; what is None or empty does not matter."""
+
+    names: Sequence[str] = ()
+    kinds: Sequence[str] = ()
+    statuses: Sequence[TaskStatus] = ()
+    parameters: Mapping[str, str] | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    job_id: UUID | None = None
+    ids: tuple[UUID, UUID] | None = None
+    """the lowest and the highest"""
+    before: tuple[datetime, UUID] | None = None
+    """the last one of the list so far"""
+
+
+@dataclass(slots=True)
+class Question:
+    """A statement in the making: its conditions and their values.
+
+    Each parameter is a table `p`, `p1` and so on beside the tasks, `t`. What is known of the tasks
+    is said of each, so that whichever has the rarest value can lead, and only the months that
+    matter are looked into.
+    """
+
+    parameters: tuple[tuple[str, str], ...] = ()
+    values: dict[str, Any] = field(default_factory=dict)
+    conditions: list[LiteralString] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, project: str, wanted: Wanted) -> Question:
+        """The question that finds what is wanted, in one project."""
+        made = cls(tuple((wanted.parameters or {}).items()))
+        for side in made._sides:
+            made.add(f"{side}.project = %(project)s", project=project)
+        made._add_parameters()
+        made._add_names(wanted.names)
+        made._add_statuses(wanted.statuses)
+        if wanted.kinds:
+            made.add("t.kind = ANY(%(kinds)s)", kinds=list(wanted.kinds))
+        made._add_times(wanted)
+        made._add_ids(wanted)
+        return made
+
+    def add(self, condition: LiteralString, **values: Any) -> None:
+        self.conditions.append(condition)
+        self.values.update(values)
+
+    def statement(self, schema: str, limit: int, *, traceback: bool = False) -> sql.SQL:
+        """The statement, to be run with the values."""
+        conditions = tuple(self.conditions)
+        return _written(schema, conditions, len(self.parameters), limit, traceback)
+
+    @property
+    def _sides(self) -> list[LiteralString]:
+        """Every table of the question, the one that the answer is ordered by first."""
+        return [*_aliases(len(self.parameters)), "t"]
+
+    def _add_parameters(self) -> None:
+        aliases = _aliases(len(self.parameters))
+        for side, (name, value) in zip(aliases, self.parameters, strict=True):
+            self.add(
+                f"{side}.name = %({side}_name)s"
+                f" AND left({side}.value, {_INDEXED}) = left(%({side}_value)s, {_INDEXED})",
+                **{f"{side}_name": name, f"{side}_value": value},
+            )
+            # A shorter one is told apart by the index alone; to say it twice would mislead the
+            # planner.
+            if len(value) >= _INDEXED:
+                self.conditions.append(f"{side}.value = %({side}_value)s")
+
+    def _add_names(self, given: Sequence[str]) -> None:
+        for side in self._sides if given else ():
+            column: LiteralString = "name" if side == "t" else "task"
+            # One alone is told as such: then an index is in the order that is wanted.
+            if len(given) == 1:
+                self.add(f"{side}.{column} = %(name)s", name=given[0])
+            else:
+                self.add(f"{side}.{column} = ANY(%(name)s)", name=list(given))
+
+    def _add_statuses(self, given: Sequence[TaskStatus]) -> None:
+        """Written out, so that the index of what is not done can be seen to hold them."""
+        if given:
+            words = ", ".join(f"'{one.value}'" for one in sorted(set(given)))
+            self.conditions.append(f"t.status IN ({words})")
+
+    def _add_times(self, wanted: Wanted) -> None:
+        if wanted.since is not None:
+            self._add_time(">= %(since)s", since=wanted.since)
+        if wanted.until is not None:
+            self._add_time("< %(until)s", until=wanted.until)
+        if wanted.before is not None:
+            at, task_id = wanted.before
+            key: LiteralString = (
+                "p.recorded_at, p.task_id" if self.parameters else "t.recorded_at, t.id"
+            )
+            self._add_time("<= %(before_at)s", before_at=at)
+            self.add(f"({key}) < (%(before_at)s, %(before_id)s)", before_id=task_id)
+
+    def _add_ids(self, wanted: Wanted) -> None:
+        if wanted.job_id is not None:
+            self.add("t.job_id = %(job_id)s", job_id=wanted.job_id)
+            self._add_time(">= %(submitted)s", submitted=_submitted(wanted.job_id))
+        if wanted.ids is not None:
+            lowest, highest = wanted.ids
+            self.add("t.id BETWEEN %(lowest)s AND %(highest)s", lowest=lowest, highest=highest)
+            first, last = moment_of(lowest), moment_of(highest)
+            self._add_time("BETWEEN %(first)s AND %(last)s", first=first, last=last)
+
+    def _add_time(self, condition: LiteralString, **values: datetime) -> None:
+        for side in self._sides:
+            self.add(f"{side}.recorded_at {condition}", **values)
+
+
+def trends_statement(schema: str, *, named: bool) -> sql.SQL:
+    """The trends of some names, or of all."""
+    return _trends(schema, "known_by_name" if named else "known_by_walking")
+
+
+@lru_cache(maxsize=256)
+def _written(
+    schema: str,
+    conditions: tuple[LiteralString, ...],
+    parameters: int,
+    limit: int,
+    traceback: bool,
+) -> sql.SQL:
+    """Text instead of pieces; with its limit written out, so that one plan serves all values."""
+    quoted = _quoted(schema)
+    others = [
+        sql.SQL(
+            f"\nJOIN {{schema}}.task_parameters {side}"
+            f" ON {side}.recorded_at = p.recorded_at AND {side}.task_id = p.task_id"
+        ).format(schema=quoted)
+        for side in _aliases(parameters)[1:]
+    ]
+    of_tasks = [one for one in conditions if one.startswith(("t.", "(t."))]
+    called = [one for one in conditions if one not in of_tasks]
+    texts = statements("control/tasks")
+    composed = sql.SQL(texts["list_by_parameter"] if parameters else texts["list_tasks"]).format(
+        schema=quoted,
+        columns=sql.SQL(_COLUMNS + (", t.traceback" if traceback else ", NULL")),
+        others=sql.Composed(others),
+        called=sql.SQL("\n  AND ").join(sql.SQL(one) for one in called),
+        conditions=sql.SQL("\n  AND ").join(sql.SQL(one) for one in of_tasks),
+        limit=sql.Literal(limit),
+    )
+    return sql.SQL(composed.as_string(None))
+
+
+@lru_cache(maxsize=16)
+def _trends(schema: str, part: str) -> sql.SQL:
+    texts, quoted = statements("control/tasks"), _quoted(schema)
+    known = sql.SQL(texts[part]).format(schema=quoted)
+    composed = sql.SQL(texts["list_trends"]).format(schema=quoted, known=known)
+    return sql.SQL(composed.as_string(None))
+
+
+def _aliases(count: int) -> list[LiteralString]:
+    """The names of so many tables of parameters within a statement."""
+    return ["p" if number == 0 else f"p{number}" for number in range(count)]
+
+
+def _quoted(schema: str) -> sql.SQL:
+    # Next to parameters a percent sign is written twice, and a name may hold one.
+    text = sql.Identifier(schema).as_string(None).replace("%", "%%")
+    return sql.SQL(text)
+
+
+def _submitted(job_id: UUID) -> datetime:
+    """No attempt at a job is older than this."""
+    moment = moment_of(job_id)
+    return moment - _CLOCKS_APART if moment.year > 1970 else moment

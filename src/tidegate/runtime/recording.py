@@ -1,0 +1,112 @@
+"""Recording: every attempt is told to the history, and none fails because that did."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from datetime import UTC, datetime
+from uuid import UUID
+
+from psycopg import errors as pg
+
+from tidegate.control.plane import ControlPlane
+from tidegate.control.task_months import TaskMonths
+from tidegate.control.task_records import TaskRecords
+from tidegate.log import log
+from tidegate.model.job import NOTHING, Claim
+from tidegate.pipeline.context import Context
+from tidegate.postgres.connect import Connection
+
+_LONGEST_TRACEBACK = 20_000
+
+
+def record_start(context: Context, connection: Connection, claim: Claim) -> None:
+    """Tell that an attempt is at work; and how those before it ended, if nobody has."""
+    if not _is_recorded(context, claim):
+        return
+    records = TaskRecords(context.plane)
+
+    def write() -> None:
+        # Should the server crash, the end of the attempt writes this once more.
+        connection.execute("SET LOCAL synchronous_commit = off")
+        left = records.unsettled_of_job(connection, claim.job_id)
+        records.write(connection, [*left, claim.attempt_id])
+
+    _try(context.plane, connection, write)
+
+
+def record_end(
+    context: Context, connection: Connection, claim: Claim, error: BaseException | None = None
+) -> None:
+    """Tell how an attempt ended, after its job knows."""
+    if not _is_recorded(context, claim):
+        return
+    text = None
+    if error is not None:
+        text = "".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:]
+    records = TaskRecords(context.plane)
+    _try(
+        context.plane,
+        connection,
+        lambda: records.write(connection, [claim.attempt_id], traceback=text),
+    )
+
+
+def settle_job(plane: ControlPlane, connection: Connection, job_id: UUID) -> None:
+    """Tell how the attempts at a job ended that could not tell it themselves."""
+    records = TaskRecords(plane)
+
+    def write() -> None:
+        left = records.unsettled_of_job(connection, job_id)
+        if left:
+            records.write(connection, left)
+
+    _try(plane, connection, write)
+
+
+def settle_all(plane: ControlPlane, connection: Connection, project: str) -> int:
+    """The same for every job of a project; returns how many attempts that were."""
+    records = TaskRecords(plane)
+    left: list[str] = []
+
+    def write() -> None:
+        left.extend(records.unsettled(connection, project))
+        if left:
+            records.write(connection, left)
+
+    return len(left) if _try(plane, connection, write) else 0
+
+
+def tidy_history(plane: ControlPlane, connection: Connection, keep_seconds: float) -> int:
+    """Make the months to come, drop those that are over; returns how many tables were dropped."""
+    months, now = TaskMonths(plane), datetime.now(UTC)
+    dropped: list[int] = []
+    _try(plane, connection, lambda: months.make(connection, now))
+    _try(plane, connection, lambda: dropped.append(months.drop(connection, now, keep_seconds)))
+    return sum(dropped)
+
+
+def _is_recorded(context: Context, claim: Claim) -> bool:
+    """What does nothing leaves no trace: such jobs are many, and only their number matters."""
+    return context.settings.history.record_task_history and claim.kind != NOTHING
+
+
+def _try(plane: ControlPlane, connection: Connection, write: Callable[[], object]) -> bool:
+    """Write within a second or two; whatever goes wrong is logged, and False is returned."""
+    try:
+        try:
+            _write_soon(connection, write)
+        except pg.CheckViolation:
+            # There is no part for this month yet.
+            TaskMonths(plane).make(connection, datetime.now(UTC))
+            _write_soon(connection, write)
+    except Exception as error:
+        log.warning("history_not_written", error=str(error).partition("\n")[0])
+        return False
+    return True
+
+
+def _write_soon(connection: Connection, write: Callable[[], object]) -> None:
+    with connection.transaction():
+        connection.execute("SET LOCAL lock_timeout = '1s'; SET LOCAL statement_timeout = '3s'")
+        write()

@@ -1,0 +1,58 @@
+"""Workers are SIGKILLed: what they were at is in the history all the same, as lost."""
+
+from __future__ import annotations
+
+import signal
+from uuid import UUID
+
+import pytest
+
+from acceptance.conftest import MakeQueue
+from acceptance.queueing import Queue
+from tidegate.model.task_history import TaskRecord
+
+
+def remembered(queue: Queue, job_id: UUID) -> list[tuple[TaskRecord, list[str]]]:
+    """The attempts at a job, the oldest first, and what happened to each."""
+    with queue.opened() as project:
+        found = [one for one in project.history.find_all_runs() if one.job_id == job_id]
+        return [
+            (one, [event.event.value for event in project.history.find_all_events(one.id)])
+            for one in reversed(found)
+        ]
+
+
+@pytest.mark.parametrize("point", ["fence.raised", "job.finishing"])
+def test_a_killed_attempt_is_lost_and_the_next_one_is_done(
+    make_queue: MakeQueue, point: str
+) -> None:
+    queue = make_queue(1)
+    job_id = queue.submit_vacuum()
+    process, _ = queue.start_and_hold(point)
+    ((running, _),) = remembered(queue, job_id)
+    assert running.status == "running"
+    assert process.kill().code == -signal.SIGKILL
+    queue.burst()
+    (lost, told_of_lost), (done, told_of_done) = remembered(queue, job_id)
+    assert (lost.id, lost.status, done.status) == (running.id, "lost", "done")
+    assert (lost.attempt, done.attempt) == (1, 2)
+    assert lost.worker_id != done.worker_id
+    assert told_of_lost[:2] == ["pending", "started"]
+    assert told_of_lost[-2:] == ["lost", "retried"]
+    assert told_of_done[-1] == "done"
+
+
+def test_who_is_killed_after_its_job_is_done_has_its_end_told_by_another(
+    make_queue: MakeQueue,
+) -> None:
+    queue = make_queue(1)
+    job_id = queue.submit_vacuum()
+    process, _ = queue.start_and_hold("job.finished")
+    assert queue.job(job_id).status == "done"
+    assert process.kill().code == -signal.SIGKILL
+    ((left, _),) = remembered(queue, job_id)
+    assert left.status == "running"
+    queue.sweep()
+    ((task, told),) = remembered(queue, job_id)
+    assert (task.id, task.status) == (left.id, "done")
+    assert told[-1] == "done"

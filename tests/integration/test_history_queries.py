@@ -1,0 +1,239 @@
+"""Questions to a history of 200,000 events: the answers are right, and come over an index."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from benchmarks.long_history import DAYS, EVENTS_A_RUN, NAMES, fill_history
+from psycopg import sql
+
+from integration.conftest import MakePlace
+from integration.orders import ORDERS
+from tidegate.control.history import History
+from tidegate.control.task_questions import Question, Wanted, trends_statement
+from tidegate.insight.history import TREND_RUNS, TREND_WEEKS
+from tidegate.model.identity import new_job_id
+from tidegate.model.job import KINDS
+from tidegate.model.month import Month
+from tidegate.model.task_history import TaskRecord, TaskStatus
+from tidegate.postgres.connect import Connection
+from tidegate.postgres.embedded import EmbeddedServer
+from tidegate.project import Project
+
+EVENTS = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Long:
+    """A project with a long history."""
+
+    project: Project
+    control: Connection
+    runs: int
+    now: datetime
+
+    @property
+    def history(self) -> History:
+        return History(self.project.context.plane)
+
+    def ask(self, wanted: Wanted) -> str:
+        """How a question for 20 runs was answered."""
+        question = Question.of("shop", wanted)
+        return self.plan(question.statement("tidegate_control", 20), question.values)
+
+    def plan(self, statement: sql.Composable, values: dict[str, Any]) -> str:
+        """How Postgres found the answer, without what it had no need to look into."""
+        explain = sql.SQL("EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) ")
+        with psycopg.ClientCursor(self.control) as cursor:
+            rows = cursor.execute(explain + statement, values).fetchall()
+        return "\n".join(row[0] for row in rows if "never executed" not in row[0])
+
+
+@pytest.fixture(scope="module")
+def long(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Long]:
+    """Filled once; the tests only read."""
+    name = f"long_{uuid4().hex[:12]}"
+    server.ensure_database(name)
+
+    def make(name_hint: str = "") -> str:
+        return server.conninfo(name)
+
+    place = MakePlace(make, tmp_path_factory.mktemp("long"))(ORDERS)
+    now = datetime.now(UTC)
+    with place.open() as project:
+        project.context.control_id()
+        with project.context.plane.connect() as control:
+            runs = fill_history(control, project.context.plane, events=EVENTS, now=now)
+            assert runs * EVENTS_A_RUN == EVENTS
+            yield Long(project, control, runs, now)
+    with psycopg.connect(server.conninfo("postgres"), autocommit=True) as connection:
+        drop = sql.SQL("DROP DATABASE {} WITH (FORCE)")
+        connection.execute(drop.format(sql.Identifier(name)))
+
+
+def read_whole(plan: str) -> list[str]:
+    """What a plan reads from end to end; a month that has not begun is empty."""
+    ahead = Month.of(datetime.now(UTC)).next
+    found = re.findall(r"Seq Scan on (tasks_\w+|task_events_\w+|task_parameters_\w+)", plan)
+    return [one for one in found if Month.of_partition(one) != ahead]
+
+
+def parts(plan: str, table: str) -> set[str]:
+    """The months of a table that a plan may read."""
+    return set(re.findall(rf"\b{table}_\d{{4}}_\d{{2}}\b(?!_)", plan))
+
+
+WANTED = {
+    "all": Wanted(),
+    "name": Wanted(names=("name_7",)),
+    "two names": Wanted(names=("name_7", "name_8")),
+    "status": Wanted(statuses=(TaskStatus.FAILED,)),
+    "a status nobody has": Wanted(statuses=(TaskStatus.CANCELLED,)),
+    "name and status": Wanted(names=("name_7",), statuses=(TaskStatus.FAILED,)),
+    "name and parameter": Wanted(names=("name_7",), parameters={"full_refresh": "false"}),
+    "parameter": Wanted(parameters={"day": date.today().isoformat()}),
+    "name and parameters": Wanted(
+        names=("name_7",), parameters={"full_refresh": "false", "day": "2020-01-01"}
+    ),
+    "a name nobody has": Wanted(names=("nobody",)),
+    "job": Wanted(job_id=new_job_id()),
+    "id": Wanted(ids=(UUID(int=5 << 80), UUID(int=6 << 80))),
+}
+
+
+@pytest.mark.parametrize("wanted", WANTED.values(), ids=WANTED)
+@pytest.mark.parametrize("since", [None, timedelta(hours=24)], ids=["ever", "a day"])
+def test_every_question_is_answered_over_an_index(
+    long: Long, wanted: Wanted, since: timedelta | None
+) -> None:
+    asked = wanted if since is None else replace(wanted, since=long.now - since)
+    before = (long.now, uuid4())
+    for place in (None, before):
+        plan = long.ask(replace(asked, before=place))
+        assert not read_whole(plan), plan
+        if since is not None:
+            first = Month.of(long.now - since)
+            for table in ("tasks", "task_parameters"):
+                assert all(one >= first.partition(table) for one in parts(plan, table)), plan
+
+
+def test_one_run_and_its_events_are_in_one_month_each(long: Long) -> None:
+    run = long.history.newest(long.control, "shop", Wanted(), limit=1)[0]
+    values = {"recorded_at": run.recorded_at, "id": run.id, "project": "shop", "limit": 1}
+    plan = long.plan(long.project.context.plane.statement("tasks", "list_task_events"), values)
+    assert not read_whole(plan), plan
+    assert len(parts(plan, "task_events")) == 1, plan
+    plan = long.ask(Wanted(ids=(run.id, run.id)))
+    assert len(parts(plan, "tasks")) == 1, plan
+    assert not read_whole(plan), plan
+
+
+def test_trends_and_the_sweepers_question_go_over_an_index(long: Long) -> None:
+    values = {
+        "project": "shop",
+        "kinds": sorted(KINDS),
+        "now": long.now,
+        "since": long.now - timedelta(weeks=TREND_WEEKS),
+        "runs": TREND_RUNS,
+        "weeks": TREND_WEEKS,
+        "limit": 10,
+    }
+    first = Month.of(long.now - timedelta(weeks=TREND_WEEKS)).partition("tasks")
+    for names in ([], ["name_7"]):
+        statement = trends_statement("tidegate_control", named=bool(names))
+        plan = long.plan(statement, values | {"names": names})
+        assert not read_whole(plan), plan
+        assert all(one >= first for one in parts(plan, "tasks")), plan
+    plan = long.plan(long.project.context.plane.statement("tasks", "list_unsettled"), values)
+    assert not read_whole(plan), plan
+
+
+def test_without_its_index_the_plan_is_found_wanting(long: Long) -> None:
+    with long.control.transaction(force_rollback=True):
+        long.control.execute(
+            "DROP INDEX tidegate_control.tasks_name, tidegate_control.tasks_status,"
+            " tidegate_control.tasks_runs; ALTER TABLE tidegate_control.tasks DROP CONSTRAINT"
+            " tasks_pkey"
+        )
+        assert read_whole(long.ask(Wanted(names=("nobody",))))
+
+
+def test_luigis_names_find_what_is_there(long: Long) -> None:
+    history = long.project.history
+    runs = list(history.find_all_by_name("name_7"))
+    assert len(runs) == long.runs // NAMES
+    assert [one.recorded_at for one in runs] == sorted(
+        (one.recorded_at for one in runs), reverse=True
+    )
+    assert len({one.id for one in runs}) == len(runs)
+    assert sum(1 for _ in history.find_all_runs()) == long.runs, "pages leave nothing out"
+    day = runs[-1].started_at.date()
+    found = list(history.find_all_by_parameters("name_7", day=day, full_refresh=False))
+    assert found == [one for one in runs if one.parameters["day"] == day.isoformat()]
+    assert found
+    assert list(history.find_all_by_parameters("name_7", day=day, full_refresh=True)) == []
+    latest = history.find_latest_runs()
+    assert abs(len(latest) - long.runs / DAYS) <= 2
+    whole = history.find_task_by_id(str(runs[0].id))
+    assert isinstance(whole, TaskRecord)
+    assert whole == runs[0]
+    assert history.find_task_by_id(uuid4()) is None
+    assert [one.event.value for one in history.find_all_events(runs[0].id)][:2] == [
+        "pending",
+        "started",
+    ]
+
+
+def test_values_that_begin_alike_are_told_apart_however_long_they_are(long: Long) -> None:
+    with long.control.transaction(force_rollback=True):
+        run = long.history.newest(long.control, "shop", Wanted(), limit=1)[0]
+        for size in (199, 200, 201, 5_000):
+            long.control.execute(
+                "INSERT INTO tidegate_control.task_parameters VALUES (%s, %s, 'shop', %s, %s, %s)",
+                (run.recorded_at, run.id, run.name, f"long_{size}", "x" * size),
+            )
+            for other in (size - 1, size, size + 1):
+                asked = Wanted(parameters={f"long_{size}": "x" * other})
+                found = long.history.newest(long.control, "shop", asked, limit=5)
+                assert [one.id for one in found] == ([run.id] if other == size else [])
+
+
+def test_a_run_of_another_project_is_not_found(long: Long) -> None:
+    run = long.history.newest(long.control, "shop", Wanted(), limit=1)[0]
+    assert long.history.get(long.control, "shop", run.id) == run
+    assert long.history.get(long.control, "other", run.id) is None
+    for wanted in WANTED.values():
+        assert long.history.newest(long.control, "other", wanted, limit=5) == []
+
+
+def test_trends_of_a_long_history_are_those_of_its_last_runs(long: Long) -> None:
+    trends = long.project.history.trends(now=long.now)
+    assert [one.name for one in trends] == sorted(f"name_{n}" for n in range(NAMES))
+    seven = next(one for one in trends if one.name == "name_7")
+    done = [
+        one.seconds
+        for one in long.project.history.find_all_by_name("name_7")
+        if one.status is TaskStatus.DONE and one.recorded_at >= long.now - timedelta(weeks=8)
+    ][:TREND_RUNS]
+    assert list(seven.seconds) == done[::-1]
+    assert len(done) == TREND_RUNS
+    broken = [
+        one
+        for one in long.history.newest(
+            long.control,
+            "shop",
+            Wanted(names=("name_7",), statuses=(TaskStatus.FAILED, TaskStatus.LOST)),
+            limit=100_000,
+        )
+        if one.recorded_at > long.now - timedelta(days=7)
+    ]
+    assert len(seven.failures) == TREND_WEEKS
+    assert seven.failures[-1] == len(broken) > 0
+    assert long.project.history.trends(("name_7",), now=long.now) == [seven]
