@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, open_project
 from tidegate.cli.output import print_json, print_line
+
+if TYPE_CHECKING:
+    from tidegate.runtime.state_keeper import StateKeeper
+
+_PATIENCE_SECONDS = 60.0
 
 
 def scheduler(
@@ -26,11 +34,15 @@ def scheduler(
     """
     from tidegate.cli.translation import translated
     from tidegate.control.workers import Worker
-    from tidegate.runtime.shutdown import Shutdown
+    from tidegate.runtime.shutdown import PATIENCE_SECONDS, SIGNALS, Shutdown
+    from tidegate.runtime.state_keeper import StateKeeper
 
     with open_project(project, profile) as opened:
         identity = Worker.of_this_process(opened.name, "tidegate scheduler")
         loop = opened.schedule_loop(f"scheduler {identity.worker_id}")
+        notifying = opened.notify_loop()
+        path = opened.settings.state_file
+        keeper = None if path is None else StateKeeper(opened.context, path)
         if once:
             opened.context.control_id()
             with translated("scheduling"), opened.context.plane.connect() as control:
@@ -43,9 +55,24 @@ def scheduler(
                     f"{done.disabled} disabled, {done.released} set free"
                 )
             return
-        with Shutdown(lambda _: 0):
+
+        def leave(_: str) -> int:
+            if keeper is not None:
+                keeper.dump()
+            return 0
+
+        # A file of many jobs takes longer than anything else a scheduler has to see to.
+        patience = _PATIENCE_SECONDS if keeper is not None else PATIENCE_SECONDS
+        with (
+            Shutdown(leave, patience_seconds=patience, signals=(*SIGNALS, signal.SIGQUIT)),
+            _dumped_at_the_end(keeper),
+        ):
             opened.context.control_id()
+            if keeper is not None:
+                # Before the first look, which would fill the schedules.
+                keeper.load_on_start()
             loop.start()
+            notifying.start()
             if not as_json:
                 many = len(opened.scheduled)
                 print_line(
@@ -53,3 +80,13 @@ def scheduler(
                     f"{'' if many == 1 else 's'} of {opened.name}"
                 )
             threading.Event().wait()
+
+
+@contextmanager
+def _dumped_at_the_end(keeper: StateKeeper | None) -> Iterator[None]:
+    """Whatever ends the work, the file is written."""
+    try:
+        yield
+    finally:
+        if keeper is not None:
+            keeper.dump()

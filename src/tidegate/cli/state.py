@@ -23,7 +23,10 @@ app = typer.Typer(
 def dump(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="FILE", help="Where to; state.json in the project's state folder."),
+        typer.Argument(
+            metavar="FILE",
+            help="Where to; scheduler.state_path, or state.json in the state folder.",
+        ),
     ] = None,
     project: ProjectFolder = HERE,
     profile: Profile = None,
@@ -37,7 +40,10 @@ def dump(
 
     opened = open_project(project, profile)
     with translated("dumping the state"):
-        dumped = dump_state(opened.context, file or opened.settings.state_directory / "state.json")
+        dumped = dump_state(
+            opened.context,
+            file or opened.settings.state_file or opened.settings.state_directory / "state.json",
+        )
     if as_json:
         print_json(
             {

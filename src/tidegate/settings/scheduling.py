@@ -41,6 +41,7 @@ class SchedulerSettings(Section):
     disable_after: Failures = 5
     disable_window: values.PositiveDuration = "1 hour"
     disable_for: values.PositiveDuration = "1 hour"
+    state_path: values.TextOrNone = None
 
     @property
     def poll_seconds(self) -> float:

@@ -69,6 +69,12 @@ class Settings(Section):
         return self.root / Path(self.project.state).expanduser()
 
     @property
+    def state_file(self) -> Path | None:
+        """Where the scheduler keeps the state, if it does."""
+        path = self.scheduler.state_path
+        return None if path is None else self.root / Path(path).expanduser()
+
+    @property
     def pipelines_file(self) -> Path:
         """The Python file that declares syncs and tasks; it need not exist."""
         return self.root / Path(self.project.pipelines).expanduser()
