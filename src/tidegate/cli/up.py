@@ -36,6 +36,7 @@ def up(
     opened.context.control_id()
     folder = opened.settings.root
     lakes = opened.refresh_loop().refresher.lakes
+    tells = bool(opened.settings.notify.channels)
     schedules = bool(opened.scheduled)
     opened.close()
     base = [sys.executable, "-m", "tidegate"]
@@ -48,8 +49,9 @@ def up(
     members = [Supervised(f"worker {number}", command) for number in range(1, workers + 1)]
     if serve:
         members.append(Supervised("service", [*base, "serve", *common]))
-    elif lakes:
-        # Workers come and go with their number; the tables of lakes need one who looks after them.
+    elif lakes or tells:
+        # Workers come and go with their number; the tables of lakes and the notices need one who
+        # looks after them.
         members.append(Supervised("sweeper", [*base, "sweeper", *common]))
     if schedules:
         members.append(Supervised("scheduler", [*base, "scheduler", *common]))
