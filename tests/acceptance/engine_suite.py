@@ -132,16 +132,12 @@ class EngineSuite:
 
         thread = threading.Thread(target=interrupt)
         with self.session(attempt_id) as session:
-            began = time.monotonic()
-            list(session.run("SELECT 1"))
-            trifle = time.monotonic() - began
             thread.start()
             with pytest.raises(Exception, match=r"(?i)interrupted|cancel"):
                 list(session.run(LONG))
             ended = time.monotonic()
         thread.join()
-        # On a busy machine a trifle takes its time as well; by itself it would take minutes.
-        assert ended - interrupted[0] < max(2, 4 * trifle)
+        assert ended - interrupted[0] < 2
         until(Still(self), "the engine to end the statement", 30)
         assert self.metadata_location() == before
 

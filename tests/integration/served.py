@@ -25,7 +25,9 @@ def serving(project: Project) -> Iterator[httpx.Client]:
     thread.start()
     assert ready.wait(20)
     try:
-        with httpx.Client(base_url=address(listening), timeout=30) as client:
+        # No limits: beyond them the pool closes connections that it has just given to a thread.
+        unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        with httpx.Client(base_url=address(listening), timeout=30, limits=unlimited) as client:
             yield client
     finally:
         server.should_exit = True

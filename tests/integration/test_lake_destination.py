@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from integration.conftest import Database
@@ -18,7 +19,8 @@ from integration.destination_conformance import (
     ProtocolConformance,
     RowsConformance,
 )
-from integration.lake_harness import Lake, make_lake, maker
+from integration.lake_harness import Lake, LakeHarness, make_lake, maker
+from tidegate.lake.files import arrow_schema, write_file
 from tidegate.model.rules import Mode
 from tidegate.spark.session import SparkSessions
 
@@ -34,6 +36,25 @@ class TestMerge(MergeConformance):
     @pytest.fixture
     def make_harness(self, lake: Lake) -> MakeHarness:
         return maker(lake, Mode.MERGE)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_what_a_task_writes_after_its_job_has_failed_is_swept_unless_none_can(
+    lake: Lake, ended: bool
+) -> None:
+    """Spark does not wait for the other tasks of a job that fails; they have no session to end."""
+    harness = LakeHarness(lake)
+    fence = harness.attempt()
+    place = harness.destination.place(harness.shape, fence.attempt_id)
+    schema = arrow_schema(place)
+    batch = pa.RecordBatch.from_pylist([{"id": 1, "name": "a", "c": 1}], schema=schema)
+    write_file(place, [batch])
+    assert harness.destination.discard(fence.attempt_id, ended=ended) == 1
+    write_file(place, [batch])
+
+    assert harness.sweep(fence) == 0
+    assert harness.sweep() == (0 if ended else 1)
+    assert harness.staged_tables() == (1 if ended else 0)
 
 
 class TestMergeWithDeletes(DeletesConformance):

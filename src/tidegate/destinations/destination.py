@@ -75,8 +75,11 @@ class Destination(Protocol):
     def publish(self, publication: Publication) -> Published:
         """Rows, marker and watermark, all or nothing, once."""
 
-    def discard(self, attempt_id: str) -> int:
-        """Remove what an attempt staged."""
+    def discard(self, attempt_id: str, *, ended: bool = False) -> int:
+        """Remove what an attempt staged; `ended` when all of its Spark work is known to be over.
+
+        Of a job that failed, Spark's other tasks may still be writing.
+        """
 
     def sweep(self, live_attempts: Callable[[], set[str]]) -> int:
         """Remove what this control plane's dead attempts staged."""

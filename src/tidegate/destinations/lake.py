@@ -273,12 +273,7 @@ class LakeDestination:
                 "run again; should the rows have got in nevertheless, that is noticed first",
             ) from error
 
-    def discard(self, attempt_id: str) -> int:
-        with self.open() as connection:
-            fence = self.fences.current(connection, self._table_name)
-        return self._discard(attempt_id, alive=fence is not None and fence.attempt_id == attempt_id)
-
-    def _discard(self, attempt_id: str, *, alive: bool) -> int:
+    def discard(self, attempt_id: str, *, ended: bool = False) -> int:
         with self.open() as connection:
             folders = StagedFolders(self.ledger).of_attempt(connection, attempt_id)
         if not folders:
@@ -293,7 +288,7 @@ class LakeDestination:
             with lake_session(self.sessions, self.catalog) as session:
                 drop_branch(self.holding, session, attempt_id)
         with self.open() as connection:
-            StagedFolders(self.ledger).forget(connection, attempt_id, alive=alive)
+            StagedFolders(self.ledger).forget(connection, attempt_id, ended=ended)
         return removed
 
     def sweep(self, live_attempts: Callable[[], set[str]]) -> int:
@@ -303,4 +298,4 @@ class LakeDestination:
             return 0
         live = live_attempts()
         dead = [attempt_id for attempt_id in found if attempt_id not in live]
-        return sum(self._discard(attempt_id, alive=False) for attempt_id in dead)
+        return sum(map(self.discard, dead))

@@ -210,7 +210,7 @@ class PostgresDestination:
                 ) from cause
             time.sleep(0.2)
 
-    def discard(self, attempt_id: str) -> int:
+    def discard(self, attempt_id: str, *, ended: bool = False) -> int:
         """Drop what an attempt staged."""
         with self.open() as connection:
             return Staging(self.ledger).discard(connection, self.control_id, attempt_id)

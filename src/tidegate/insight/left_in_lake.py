@@ -38,7 +38,7 @@ class LeftInLake:
             kept = {one.attempt_id for one in dead if not one.adopted and not self._delete(one)}
             kept |= {one.attempt_id for one in dead if branch_name(one.attempt_id) in branches}
             for attempt_id in {one.attempt_id for one in dead} - kept:
-                folders.forget(connection, attempt_id, alive=True)
+                folders.forget(connection, attempt_id, ended=True)
 
     def _delete(self, one: StagedFolder) -> bool:
         try:

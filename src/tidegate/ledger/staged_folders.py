@@ -75,10 +75,10 @@ class StagedFolders:
             return []
         return [attempt_id for (attempt_id,) in rows]
 
-    def forget(self, connection: Connection, attempt_id: str, *, alive: bool) -> None:
-        """Those of an attempt that is alive at once, as nothing more is written there."""
+    def forget(self, connection: Connection, attempt_id: str, *, ended: bool) -> None:
+        """Those of an attempt whose work has ended at once, as nothing more is written there."""
         connection.execute(
-            self._statement("delete_folders"), {"attempt_id": attempt_id, "alive": alive}
+            self._statement("delete_folders"), {"attempt_id": attempt_id, "ended": ended}
         )
 
     def _statement(self, name: str) -> sql.Composed:

@@ -47,7 +47,7 @@ class Load:
         started = time.monotonic()
         notes: dict[str, None] = {}
         published = self._stage_and_publish(stage, plan, watermark, notes)
-        self.destination.discard(self.attempt.fence.attempt_id)
+        self.destination.discard(self.attempt.fence.attempt_id, ended=True)
         return LoadResult(
             update_id=plan.update_id,
             batch=plan.batch,
@@ -113,7 +113,7 @@ def stage_and_publish(
             check_alive()
             return destination.publish(planned)
         except StagingLost:
-            destination.discard(planned.fence.attempt_id)
+            destination.discard(planned.fence.attempt_id, ended=True)
             if attempt == _STAGE_TRIES:
                 raise
     raise AssertionError("unreachable")

@@ -63,7 +63,7 @@ class PublishWork:
         published = stage_and_publish(
             self.destination, self._stage, publication, attempt.check_alive
         )
-        self.destination.discard(attempt.fence.attempt_id)
+        self.destination.discard(attempt.fence.attempt_id, ended=True)
         return PublishReport(
             status="already" if published.already else "done",
             rows=published.rows,

@@ -21,9 +21,10 @@ SELECT DISTINCT attempt_id FROM {schema}.staged_folders WHERE target_table = %(t
 
 -- name: delete_folders
 -- Nothing of this attempt is left, or what is left is the table's own. Spark's workers outlive a
--- driver that was killed and may still write: its folders are looked at again for an hour.
+-- driver that was killed, and a job that failed, and may still write: the folders are looked at
+-- again for an hour.
 DELETE FROM {schema}.staged_folders WHERE attempt_id = %(attempt_id)s
-AND (%(alive)s OR noted_at < now() - interval '1 hour')
+AND (%(ended)s OR noted_at < now() - interval '1 hour')
 
 -- name: folders_of_table
 -- What all attempts have left behind for a table, or for any.
