@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 from uuid import UUID
 
+import psycopg
 import pytest
 
 from acceptance.conftest import MakeQueue
-from acceptance.queueing import Queue
+from acceptance.processes import until
+from acceptance.queueing import SHORT_LEASE, Queue
 from tidegate.model.task_history import TaskRecord
 
 
@@ -56,3 +58,28 @@ def test_who_is_killed_after_its_job_is_done_has_its_end_told_by_another(
     ((task, told),) = remembered(queue, job_id)
     assert (task.id, task.status) == (left.id, "done")
     assert told[-1] == "done"
+
+
+def test_a_beat_that_finds_a_job_ended_by_its_own_attempt_calls_nothing_lost(
+    make_queue: MakeQueue,
+) -> None:
+    queue = make_queue(1, worker=SHORT_LEASE)
+    job_id = queue.submit_vacuum()
+    process, flag = queue.start_and_hold("job.finished", "--burst")
+    began = beats(queue)
+    until(lambda: beats(queue) > began, "a beat after the end of the job")
+    flag.unlink()
+    ended = process.wait()
+    assert (ended.code, queue.job(job_id).status) == (0, "done")
+    assert "job_done" in ended.err
+    assert "attempt_lost" not in ended.err, ended.err
+
+
+def beats(queue: Queue) -> float:
+    """When the one worker has beaten last."""
+    with psycopg.connect(queue.scene.control) as connection:
+        row = connection.execute(
+            "SELECT max(extract(epoch FROM beat_at))::float8 FROM tidegate_control.workers"
+        ).fetchone()
+    assert row is not None
+    return float(row[0])

@@ -256,6 +256,9 @@ def test_of_a_control_database_that_others_use_only_our_own_goes(
         "INSERT INTO tidegate_control.job_queue (job_id, project, kind)"
         " SELECT job_id, project, kind FROM tidegate_control.jobs WHERE status = 'pending'",
         "INSERT INTO tidegate_control.cursor_observations VALUES ('shop.eu.items', now(), '1')",
+        "INSERT INTO tidegate_control.notices (notice_id, channel, project, name, document)"
+        " SELECT gen_random_uuid(), 'webhook', project, 'items', '{}'"
+        " FROM unnest(ARRAY['other', 'shop']) AS p(project)",
     )
     done = uninstall(place, "control", "--yes", "--json")
     assert done.code == DONE, done
@@ -268,13 +271,31 @@ def test_of_a_control_database_that_others_use_only_our_own_goes(
         ("tidegate_control.jobs", 2),
         ("tidegate_control.job_audit", 2),
         ("tidegate_control.cursor_observations", 1),
+        ("tidegate_control.notices", 1),
     ]
-    for table in ("jobs", "job_queue"):
+    for table in ("jobs", "job_queue", "notices"):
         left = place.control.execute(f"SELECT project FROM tidegate_control.{table}")
         assert left == [("other",)], table
     left = place.control.execute("SELECT pipeline FROM tidegate_control.cursor_observations")
     assert left == [("shop.eu.items",)]
     assert recorded(place)["watermarks"] == 1
+
+
+def test_the_history_of_others_stays(make_place: MakePlace) -> None:
+    pipelines = "import tidegate as tg\n@tg.task\ndef ping(ctx): ...\n"
+    place = make_place(ORDERS, pipelines=pipelines)
+    other = make_place(ORDERS, beside=place, name="other", pipelines=pipelines)
+    for one in (place, other):
+        with one.open() as project:
+            assert project.run_task("ping").exit_code == 0
+    done = uninstall(place, "control", "--yes", "--json")
+    parts = {part["name"]: part["rows"] for part in done.document["found"][0]["parts"]}
+    assert parts["tidegate_control.tasks"] == 1
+    left = place.control.execute(
+        "SELECT t.project, count(e.task_id) > 0 FROM tidegate_control.tasks t"
+        " FULL JOIN tidegate_control.task_events e ON e.task_id = t.id GROUP BY 1"
+    )
+    assert left == [("other", True)]
 
 
 def test_another_projects_live_job_keeps_the_shared_control_database(

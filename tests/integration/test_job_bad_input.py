@@ -125,9 +125,9 @@ def test_a_malformed_job_whose_worker_died_is_swept_and_can_be_cancelled(
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        (["--kinds", "nonsense"], ["'nonsense' does not exist", "noop, sync, vacuum"]),
+        (["--kinds", "nonsense"], ["'nonsense' does not exist", "noop, sync, task, vacuum"]),
         (["--kinds", "sync,nonsense"], ["'nonsense' does not exist"]),
-        (["--kinds", "publish"], ["'publish' cannot be queued", "noop, sync, vacuum"]),
+        (["--kinds", "publish"], ["'publish' cannot be queued", "noop, sync, task, vacuum"]),
         (["--concurrency", "0"], ["--concurrency", "greater than or equal"]),
         (["--concurrency", "many"], ["--concurrency"]),
         (["--once", "--burst"], ["--once and --burst were both given", "give one of them"]),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from acceptance.processes import until
 from integration.commands import DONE, FAILED, USAGE, Done
 from integration.commands import tidegate as command
 from integration.conftest import MakePlace, Place
@@ -265,6 +266,15 @@ def run_killed(place: Place, point: str) -> int:
     ).returncode
 
 
+def wait_until_left(place: Place) -> None:
+    """The server needs a moment to see that a killed run is gone."""
+    query = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND application_name LIKE 'tidegate%'"
+    )
+    until(lambda: place.control.value(query) == 0, "the sessions of a killed run to end")
+
+
 @pytest.mark.parametrize(
     "point",
     [
@@ -274,6 +284,7 @@ def run_killed(place: Place, point: str) -> int:
 )
 def test_killed_anywhere_and_run_again_each_task_is_marked_once(place: Place, point: str) -> None:
     assert run_killed(place, point) == -signal.SIGKILL
+    wait_until_left(place)
     before = markers(place)
     done = [name for name, status in jobs(place) if status == "done"]
     if point.startswith("publish.marked"):

@@ -152,7 +152,7 @@ def find_control(
     if whole:
         parts = tuple(
             _table(connection, Relation(plane.schema, name))
-            if kind == "r"
+            if kind in ("r", "p")
             else Part(words.split()[0], str(Relation(plane.schema, name)))
             for words, name, kind in objects
             if name in made
@@ -163,7 +163,7 @@ def find_control(
             {"project": owner.project, "pipelines": own_observed(context, connection, owner)},
         ).fetchone()
         assert counts is not None
-        names = ("jobs", "job_audit", "cursor_observations")
+        names = ("jobs", "job_audit", "cursor_observations", "tasks", "notices")
         parts = tuple(
             Part("rows", str(Relation(plane.schema, name)), count)
             for name, count in zip(names, counts, strict=True)

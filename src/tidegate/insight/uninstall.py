@@ -208,6 +208,8 @@ def _remove_control(
         "delete_jobs_of_project",
         "delete_observations_of_project",
         "delete_schedules_of_project",
+        "delete_history_of_project",
+        "delete_notices_of_project",
     ):
         session.execute(context.plane.statement("premises", name), own)
 

@@ -155,9 +155,13 @@ class Heartbeat:
         for lease in leases:
             if lease.claim.attempt_id in mine:
                 lease.renew(sent_at + self.lease_seconds)
-            elif lease.claim.attempt_id in {held.claim.attempt_id for held in self.leases()}:
-                # Not one that ended by itself while the beat was on its way.
+            elif self._should_hold(lease):
                 lease.lose("replaced")
+
+    def _should_hold(self, lease: Lease) -> bool:
+        """Whether it has not ended by itself while a beat was on its way."""
+        attempts = {held.claim.attempt_id for held in self.leases()}
+        return not lease.is_settling and lease.claim.attempt_id in attempts
 
     def _beat_on(self) -> None:
         next_beat = now() + self._interval

@@ -38,12 +38,17 @@ class Lease:
         self._interrupt = interrupt
         self._until = until
         self._lost = threading.Event()
+        self._settling = threading.Event()
         self._ended = threading.Event()
         self._interrupted = threading.Event()
 
     @property
     def is_lost(self) -> bool:
         return self._lost.is_set()
+
+    @property
+    def is_settling(self) -> bool:
+        return self._settling.is_set()
 
     def remaining_seconds(self) -> float:
         """How long it surely lasts, counted from before the last beat was sent."""
@@ -70,6 +75,10 @@ class Lease:
         # Spark may take its time to answer, and whoever calls this has other leases to watch.
         threading.Thread(target=self._stop_work, name="tidegate-interrupt", daemon=True).start()
         self._interrupted.wait(_PATIENCE_SECONDS)
+
+    def settle(self) -> None:
+        """The attempt gives its job up by itself: to find it gone from now on is no loss."""
+        self._settling.set()
 
     def end(self) -> None:
         """The work has ended: there is nothing to interrupt any more."""

@@ -84,6 +84,7 @@ class ClaimedWork:
                     self.destination.heal(fence)
                 result = work(LiveAttempt(self._jobs, control, claim, lease, fence, self.actor))
                 lease.check_alive()
+                lease.settle()
                 self._finish(control, result)
                 with heartbeat.answered_soon(control.connection):
                     record_end(self.context, control.connection, claim)
@@ -105,9 +106,11 @@ class ClaimedWork:
             raise
         except psycopg.Error as error:
             found = translate(error, self.what)
+            lease.settle()
             self._fail(found)
             raise found from error
         except Exception as error:
+            lease.settle()
             self._fail(error)
             raise
         finally:

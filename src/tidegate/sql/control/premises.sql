@@ -1,8 +1,9 @@
 -- What a control database holds of one project, for taking it out.
 
 -- name: list_projects
--- Whose jobs there are.
-SELECT DISTINCT project FROM {schema}.jobs ORDER BY 1
+-- Whose jobs, schedules and history there are.
+SELECT project FROM {schema}.jobs UNION SELECT project FROM {schema}.schedules
+UNION SELECT project FROM {schema}.tasks ORDER BY 1
 
 -- name: list_syncs
 -- Which project has run which sync, and what that locked; removing one is not running it.
@@ -23,12 +24,14 @@ WHERE q.claimed_by IS NOT NULL AND (%(project)s::text IS NULL OR j.project = %(p
 ORDER BY q.claimed_at
 
 -- name: count_rows_of_project
--- Jobs, audit lines and observations of a project.
+-- Jobs, audit lines, observations, history and notices of a project.
 SELECT (SELECT count(*) FROM {schema}.jobs WHERE project = %(project)s),
        (SELECT count(*) FROM {schema}.job_audit a JOIN {schema}.jobs j USING (job_id)
         WHERE j.project = %(project)s),
        (SELECT count(*) FROM {schema}.cursor_observations
-        WHERE pipeline = ANY(%(pipelines)s))
+        WHERE pipeline = ANY(%(pipelines)s)),
+       (SELECT count(*) FROM {schema}.tasks WHERE project = %(project)s),
+       (SELECT count(*) FROM {schema}.notices WHERE project = %(project)s)
 
 -- name: delete_audit_of_project
 -- Forget what happened to the jobs of a project; this comes first, while the jobs are there.
@@ -46,6 +49,25 @@ DELETE FROM {schema}.jobs WHERE project = %(project)s
 -- Forget what was observed for a project.
 DELETE FROM {schema}.cursor_observations
 WHERE pipeline = ANY(%(pipelines)s)
+
+-- name: delete_history_of_project
+-- Forget what a project has run.
+WITH own AS (
+    DELETE FROM {schema}.tasks WHERE project = %(project)s RETURNING id, recorded_at
+), parameters AS (
+    DELETE FROM {schema}.task_parameters WHERE project = %(project)s
+)
+DELETE FROM {schema}.task_events e USING own
+WHERE e.task_id = own.id AND e.recorded_at = own.recorded_at
+
+-- name: delete_notices_of_project
+-- Forget what a project has told of its failures, and what it would have.
+WITH failures AS (
+    DELETE FROM {schema}.job_failures WHERE project = %(project)s
+), failing AS (
+    DELETE FROM {schema}.failing WHERE project = %(project)s
+)
+DELETE FROM {schema}.notices WHERE project = %(project)s
 
 -- name: delete_schedules_of_project
 -- Forget what a project has queued by itself, what it limits, and which of its tasks are done.

@@ -2,7 +2,8 @@
 -- project's is found out first (model/ownership.py) and given as two lists.
 
 -- name: list_objects
--- Everything that lies in a schema by itself; what belongs to a table is not listed beside it.
+-- Everything that lies in a schema by itself; what belongs to a table is not listed beside it. A
+-- partitioned table belongs to itself, by its key.
 SELECT d.classid::regclass::text, d.objid, pg_describe_object(d.classid, d.objid, 0),
        coalesce(c.relname, p.proname, t.typname), c.relkind
 FROM pg_depend d
@@ -13,7 +14,7 @@ LEFT JOIN pg_type t ON d.classid = 'pg_type'::regclass AND t.oid = d.objid
 WHERE d.refclassid = 'pg_namespace'::regclass AND d.deptype = 'n' AND n.nspname = %(name)s
   AND NOT EXISTS (SELECT FROM pg_depend o
                   WHERE o.classid = d.classid AND o.objid = d.objid AND o.deptype IN ('a', 'i')
-                    AND o.refclassid = 'pg_class'::regclass)
+                    AND o.refclassid = 'pg_class'::regclass AND o.refobjid <> d.objid)
 ORDER BY 3
 
 -- name: may_drop_schema
