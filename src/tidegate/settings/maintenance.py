@@ -19,19 +19,13 @@ from tidegate.model.relation import Relation
 from tidegate.settings import checks as values
 from tidegate.settings.durations import parse_duration
 from tidegate.settings.section import Section
-from tidegate.settings.sizes import parse_size
+from tidegate.settings.sizes import size_from
 
 
 def _orphan_age(value: object) -> str:
     if parse_duration(value) < LEAST_ORPHAN_AGE_SECONDS:
         raise ValueError("a duration of 1 day at least: younger files may belong to a writer")
     return values.duration(value)
-
-
-def _size(value: object) -> int:
-    if parse_size(value) < 1024 * 1024:
-        raise ValueError('a size of 1MB at least, such as "128MB"')
-    return parse_size(value)
 
 
 def _engine(value: object) -> object:
@@ -41,7 +35,7 @@ def _engine(value: object) -> object:
 
 
 OrphanAge = Annotated[str, BeforeValidator(_orphan_age)]
-Size = Annotated[int, BeforeValidator(_size)]
+Size = Annotated[int, BeforeValidator(size_from("1MB"))]
 Engine = Annotated[str | None, BeforeValidator(_engine)]
 Count = Annotated[int, BeforeValidator(values.whole(0))]
 Positive = Annotated[int, BeforeValidator(values.whole(1))]

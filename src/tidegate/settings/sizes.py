@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from decimal import Decimal
 
 EXAMPLES = '"128MB", "512KB", "1GB" or a number of bytes'
@@ -12,6 +13,18 @@ _UNITS = {"": 0, "b": 0, "k": 1, "kb": 1, "kib": 1, "m": 2, "mb": 2, "mib": 2}
 _UNITS |= {"g": 3, "gb": 3, "gib": 3, "t": 4, "tb": 4, "tib": 4}
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([a-z]*)")
 _MOST = 2**63 - 1
+
+
+def size_from(least: str) -> Callable[[object], int]:
+    """The check of a setting: a size that is not below `least`."""
+
+    def check(value: object) -> int:
+        found = parse_size(value)
+        if found < parse_size(least):
+            raise ValueError(f'a size of {least} at least, such as "128MB"')
+        return found
+
+    return check
 
 
 def parse_size(value: object) -> int:

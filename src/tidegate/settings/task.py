@@ -5,30 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, ValidationError, model_validator
 
 from tidegate.model.schedule import Schedule
 from tidegate.settings import checks as values
 from tidegate.settings.durations import parse_duration
 from tidegate.settings.explain import Conflict, Origin, Problem, explain, key_of, refuse
+from tidegate.settings.scheduling import Failures, Priority, ResourceNames
 from tidegate.settings.section import Section
 from tidegate.settings.settings import SYNC_NAME
-
-
-def _names(value: object) -> tuple[str, ...]:
-    given = (value,) if isinstance(value, str) else value
-    if not isinstance(given, list | tuple) or any(
-        not isinstance(one, str) or not one.strip() for one in given
-    ):
-        raise ValueError('a name or a list of names, for example ["shop"]')
-    return tuple(dict.fromkeys(given))
-
-
-def _priority(value: object) -> int:
-    expected = "a whole number from -1000 to 1000"
-    if not isinstance(value, int) or isinstance(value, bool) or not -1000 <= value <= 1000:
-        raise ValueError(expected)
-    return value
 
 
 class TaskSettings(Section):
@@ -43,9 +28,9 @@ class TaskSettings(Section):
     timezone: values.TimeZone = "UTC"
     catch_up: Literal["none", "last", "all"] = "last"
     schedule_parameter: values.Text | None = None
-    priority: Annotated[int, BeforeValidator(_priority)] = 0
-    resources: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(default=())
-    disable_after: Annotated[int, BeforeValidator(values.whole(1, 10_000))] | None = None
+    priority: Priority = 0
+    resources: ResourceNames = ()
+    disable_after: Failures | None = None
     partitions: values.Partitions = 32
 
     @property
