@@ -146,7 +146,8 @@ def read_payload(tasks: Mapping[str, Task], name: str, payload: Mapping[str, Any
     if run.update_id != payload.get("update_id"):
         raise UsageError(
             f"task {name} was declared anew since its job was submitted: {payload.get('target')} "
-            f"was its target, {task.target} is",
+            f"was its target, {task.target} is; {payload.get('update_id')} was its update_id, "
+            f"{run.update_id} is",
             f"submit it again with: tidegate run {name} --param … --queue",
         )
     return run
