@@ -51,7 +51,7 @@ class TaskRunner:
         context, target = self._context, run.task.target
         context.control_id()  # so that there is a control plane to connect to
         try:
-            with context.plane.connect() as control:
+            with self._heartbeat.sessions.borrow() as control:
                 claimed = claim_table(
                     context,
                     control,
@@ -68,7 +68,7 @@ class TaskRunner:
     def work(self, run: TaskRun, claimed: Claimed) -> TaskReport:
         """Work a job that was claimed from the queue; after an error it is put back there."""
         try:
-            with self._context.plane.connect() as control:
+            with self._heartbeat.sessions.borrow() as control:
                 return self._work(run, control, claimed, retries=True)
         except psycopg.Error as error:
             raise translate(error, f"task {run}") from error
