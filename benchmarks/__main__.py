@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import history, lake, load, many, queues, service, status, wide
+from benchmarks import graphs, history, lake, load, many, queues, service, status, wide
 from benchmarks.report import Report
 
 
@@ -20,10 +20,11 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=5_000)
     parser.add_argument("--files", type=int, default=10_000)
     parser.add_argument("--events", type=int, default=5_000_000)
+    parser.add_argument("--tasks", type=int, default=1_000)
     parser.add_argument(
         "subject",
         nargs="?",
-        choices=("load", "lake", "queue", "status", "service", "history"),
+        choices=("load", "lake", "queue", "status", "service", "history", "graph"),
         help="only this one",
     )
     options = parser.parse_args()
@@ -47,6 +48,9 @@ def main() -> int:
     if options.subject in (None, "history"):
         print(f"questions to a history of {options.events:,} events")
         history.run(report, events=options.events)
+    if options.subject in (None, "graph"):
+        print(f"a graph of {options.tasks:,} tasks that do nothing, one worker")
+        graphs.run(report, tasks=options.tasks, repeats=options.repeats)
     if report.missed:
         print(f"missed: {', '.join(report.missed)}")
     return 1 if report.missed else 0

@@ -15,12 +15,15 @@ from psycopg.conninfo import conninfo_to_dict
 
 
 class Peer:
-    """A process of another tool: a line of JSON asks for something, a line of JSON answers."""
+    """A process of another tool: a line of JSON asks for something, a line of JSON answers.
+
+    Without packages it is a tool that is installed here.
+    """
 
     def __init__(self, name: str, packages: tuple[str, ...], script: Path, first: object) -> None:
         self._name = name
         self._process = subprocess.Popen(
-            [environment(name, packages), script],
+            [environment(name, packages) if packages else sys.executable, script],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

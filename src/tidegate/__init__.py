@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.version import __version__
 
-__all__ = ["Project", "__version__", "needs", "open", "publish", "sync", "task"]
+__all__ = ["Project", "__version__", "luigi_id", "needs", "open", "publish", "sync", "task"]
 
 if TYPE_CHECKING:
     from tidegate.declare import needs, sync, task
+    from tidegate.model.luigi import luigi_id
     from tidegate.project import Project, publish
 
     open = Project.open
@@ -21,6 +22,10 @@ def __getattr__(name: str) -> Any:
         from tidegate import declare
 
         return getattr(declare, name)
+    if name == "luigi_id":
+        from tidegate.model.luigi import luigi_id
+
+        return luigi_id
     if name in ("Project", "open", "publish"):
         from tidegate.project import Project, publish
 

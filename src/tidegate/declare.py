@@ -109,6 +109,7 @@ def task(
     mode: str | None = None,
     requires: Requires = (),
     complete: Callable[..., bool] | None = None,
+    luigi: str | Callable[..., str] | None = None,
     retries: int | None = None,
     retry_delay: str | float | None = None,
     schedule: str | None = None,
@@ -132,6 +133,7 @@ def task(
     mode: str | None = None,
     requires: Requires = (),
     complete: Callable[..., bool] | None = None,
+    luigi: str | Callable[..., str] | None = None,
     retries: int | None = None,
     retry_delay: str | float | None = None,
     schedule: str | None = None,
@@ -147,6 +149,7 @@ def task(
 
     With a target it returns a DataFrame, which is published once for each set of parameters.
     Without one it is a side effect, done once; `complete` says so where a marker would not.
+    `luigi="Revenue"` goes by the markers that Luigi's class of this name left, and leaves such.
 
     >>> from datetime import date
     >>> @task(target="warehouse:marts.revenue", mode="delete_insert", requires=["orders"])

@@ -31,6 +31,8 @@ class ParameterType:
     parse: Callable[[str], Any]
     read: Callable[[Any], Any]
     write: Callable[[Any], Json]
+    luigi: Callable[[Any], str] | None = None
+    """how Luigi writes it; None where it has several ways, or none"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,11 +240,17 @@ def _moment(value: Any) -> datetime:
 
 
 _SCALARS: dict[Any, ParameterType] = {
-    str: ParameterType("text", _text, _text, str),
-    int: ParameterType("whole number", _parse_whole, _whole, int),
-    float: ParameterType("number", _parse_number, _number, float),
-    bool: ParameterType("true or false", _parse_flag, _flag, bool),
-    date: ParameterType("date", _day, _day, lambda value: str(value.isoformat())),
+    str: ParameterType("text", _text, _text, str, str),
+    int: ParameterType("whole number", _parse_whole, _whole, int, str),
+    float: ParameterType("number", _parse_number, _number, float, str),
+    bool: ParameterType("true or false", _parse_flag, _flag, bool, str),
+    date: ParameterType(
+        "date",
+        _day,
+        _day,
+        lambda value: str(value.isoformat()),
+        lambda value: str(value.strftime("%Y-%m-%d")),
+    ),
     datetime: ParameterType("time", _moment, _moment, lambda value: str(value.isoformat())),
 }
 
@@ -257,7 +265,13 @@ def _enum(kind: type[Enum]) -> ParameterType:
             raise ValueError(f"one of {names}")
         return kind[value]
 
-    return ParameterType(f"one of {names}", take, take, lambda value: str(value.name))
+    return ParameterType(
+        f"one of {names}",
+        take,
+        take,
+        lambda value: str(value.name),
+        lambda value: str(value.name),
+    )
 
 
 def _list(inner: ParameterType) -> ParameterType:
@@ -276,6 +290,15 @@ def _list(inner: ParameterType) -> ParameterType:
                 raise ValueError(expected) from None
         return [inner.parse(one) for one in text.split(",")] if text.strip() else []
 
+    def luigi(value: list[Any]) -> str:
+        if inner in (_SCALARS[str], _SCALARS[int], _SCALARS[float], _SCALARS[bool]):
+            return json.dumps(value)
+        return ",".join(one.name for one in value)
+
     return ParameterType(
-        f"list of {inner.name}s", parse, take, lambda value: [inner.write(one) for one in value]
+        f"list of {inner.name}s",
+        parse,
+        take,
+        lambda value: [inner.write(one) for one in value],
+        None if inner in (_SCALARS[date], _SCALARS[datetime]) else luigi,
     )

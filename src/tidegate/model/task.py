@@ -59,6 +59,8 @@ class Task:
     """what it needs before it runs, or a function of its parameters that says so"""
     complete: Callable[..., bool] | None = None
     """says whether the side effect is there; without one a marker does"""
+    luigi: Callable[..., str] | None = None
+    """says under which update_id Luigi has the run that these parameters name"""
     retries: int | None = None
     retry_delay_seconds: float | None = None
     schedule: str | None = None
@@ -98,6 +100,8 @@ class TaskRun:
     @property
     def update_id(self) -> str:
         """The identity of what this run leaves behind."""
+        if self.task.luigi is not None:
+            return self.task.luigi(**self.values)
         target = None if self.task.target is None else str(self.task.target)
         return task_update_id(self.task.project, self.name, self.canonical, target)
 

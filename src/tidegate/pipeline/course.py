@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from tidegate.destinations.destination import Destination
 from tidegate.errors import LoadError, WatermarkMoved
@@ -17,6 +17,9 @@ from tidegate.model.identity import load_update_id
 from tidegate.model.load import LoadPlan, LoadResult
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
+from tidegate.postgres.connect import Connection
+
+Answer = TypeVar("Answer")
 
 FINISHES_REFRESH = "this finishes the full refresh that was begun and did not come to its end"
 _REPLANS = 5
@@ -37,6 +40,8 @@ class Attempt(Protocol):
     def store_plan(self, plan: dict[str, Any] | None) -> None: ...
 
     def report(self, progress: dict[str, Any]) -> None: ...
+
+    def ask(self, question: Callable[[Connection], Answer]) -> Answer: ...
 
     def remaining_seconds(self) -> float: ...
 

@@ -35,6 +35,8 @@ def _name(requirement: Requirement) -> str:
 
 
 def _complete(task: Task) -> str:
+    if task.luigi is not None:
+        return "Luigi's marker beside its rows"
     if task.target is not None:
         return "a marker beside its rows"
     return "its complete function" if task.complete else "a marker in the control database"

@@ -79,6 +79,8 @@ class TaskWork:
         return {"update_id": self.run.update_id, "already": False}
 
     def _is_done(self) -> bool:
+        if self.run.task.complete is None:
+            return self.attempt.ask(lambda control: is_complete(self.context, self.run, control))
         with self.context.plane.connect() as control:
             return is_complete(self.context, self.run, control)
 

@@ -15,12 +15,13 @@ from tidegate.model.rules import Mode
 from tidegate.model.sync import Sync
 from tidegate.model.task import Need, Requirement, Task
 from tidegate.pipeline.declaration import nearest
+from tidegate.pipeline.luigi_runs import luigi_runs
 from tidegate.pipeline.scheduled import known_resources
 from tidegate.pipeline.task_ticks import check_schedulable
 from tidegate.settings import Settings
 from tidegate.settings.task import read_task
 
-_FUNCTIONS = ("requires", "complete")
+_FUNCTIONS = ("requires", "complete", "luigi")
 
 
 def read_tasks(
@@ -140,6 +141,9 @@ def _make(settings: Settings, declared: Declared, names: _Names) -> Task:
     _refuse_contradictions(name, target, given.key, complete)
     if complete is not None:
         _refuse_other_parameters(name, "complete", complete, signature.names, with_context=True)
+    luigi = values["luigi"]
+    if callable(luigi):
+        _refuse_other_parameters(name, "luigi", luigi, signature.names, with_context=False)
     if given.schedule_parameter is not None and given.schedule_parameter not in signature.names:
         raise DeclarationError(
             f"task {name}: schedule_parameter is {given.schedule_parameter!r}, which is none of "
@@ -156,6 +160,7 @@ def _make(settings: Settings, declared: Declared, names: _Names) -> Task:
         mode=Mode(given.mode),
         requires=_requires(name, values["requires"], names, signature.names),
         complete=complete,
+        luigi=None if luigi is None else luigi_runs(name, luigi, signature, target),
         retries=given.retries,
         retry_delay_seconds=given.retry_delay_seconds,
         schedule=given.schedule,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from tidegate.control.jobs import Jobs
@@ -17,6 +18,8 @@ from tidegate.model.job import Claim
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.attempt_session import AttemptSession
 from tidegate.runtime.lease import Lease
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(slots=True)
@@ -54,6 +57,10 @@ class LiveAttempt:
                 lambda control: self.jobs.record_action(control, self.claim, action, detail)
             )
         )
+
+    def ask(self, question: Callable[[Connection], Answer]) -> Answer:
+        """A short question to the control database, over the attempt's own session."""
+        return self.control.write(question)
 
     def remaining_seconds(self) -> float:
         return self.lease.remaining_seconds()

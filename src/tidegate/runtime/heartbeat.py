@@ -18,6 +18,7 @@ from tidegate.errors import TidegateError
 from tidegate.log import log
 from tidegate.model.job import Claim
 from tidegate.postgres.connect import Connection, cut
+from tidegate.runtime.kept_sessions import KeptSessions
 from tidegate.runtime.lease import Lease, Leave, now
 from tidegate.runtime.waker import Waker
 from tidegate.version import __version__
@@ -39,6 +40,7 @@ class Heartbeat:
     ) -> None:
         self.worker = worker
         self.lease_seconds = lease_seconds
+        self.sessions = KeptSessions(plane)
         self._plane = plane
         self._jobs = Jobs(plane)
         self._interval = interval_seconds
@@ -80,6 +82,7 @@ class Heartbeat:
     ) -> None:
         self._stopping.set()
         self._waker.wake()
+        self.sessions.close()
         connection = self._connection
         if connection is not None:
             for thread in self._threads:

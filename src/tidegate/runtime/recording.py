@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import LiteralString
 from uuid import UUID
 
 from psycopg import errors as pg
@@ -18,6 +19,8 @@ from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
 
 _LONGEST_TRACEBACK = 20_000
+_SOON: LiteralString = "SET LOCAL lock_timeout = '1s'; SET LOCAL statement_timeout = '3s'"
+_QUICKLY: LiteralString = _SOON + "; SET LOCAL synchronous_commit = off"
 
 
 def record_start(context: Context, connection: Connection, claim: Claim) -> None:
@@ -27,12 +30,12 @@ def record_start(context: Context, connection: Connection, claim: Claim) -> None
     records = TaskRecords(context.plane)
 
     def write() -> None:
-        # Should the server crash, the end of the attempt writes this once more.
-        connection.execute("SET LOCAL synchronous_commit = off")
-        left = records.unsettled_of_job(connection, claim.job_id)
+        before = claim.attempt_count > 1
+        left = records.unsettled_of_job(connection, claim.job_id) if before else []
         records.write(connection, [*left, claim.attempt_id])
 
-    _try(context.plane, connection, write)
+    # Should the server crash, the end of the attempt writes this once more.
+    _try(context.plane, connection, write, _QUICKLY)
 
 
 def record_end(
@@ -49,6 +52,8 @@ def record_end(
         context.plane,
         connection,
         lambda: records.write(connection, [claim.attempt_id], traceback=text),
+        # Should the server crash, a sweeper writes it again, but for the traceback.
+        _QUICKLY if text is None else _SOON,
     )
 
 
@@ -91,22 +96,27 @@ def _is_recorded(context: Context, claim: Claim) -> bool:
     return context.settings.history.record_task_history and claim.kind != NOTHING
 
 
-def _try(plane: ControlPlane, connection: Connection, write: Callable[[], object]) -> bool:
+def _try(
+    plane: ControlPlane,
+    connection: Connection,
+    write: Callable[[], object],
+    limits: LiteralString = _SOON,
+) -> bool:
     """Write within a second or two; whatever goes wrong is logged, and False is returned."""
     try:
         try:
-            _write_soon(connection, write)
+            _write_soon(connection, write, limits)
         except pg.CheckViolation:
             # There is no part for this month yet.
             TaskMonths(plane).make(connection, datetime.now(UTC))
-            _write_soon(connection, write)
+            _write_soon(connection, write, limits)
     except Exception as error:
         log.warning("history_not_written", error=str(error).partition("\n")[0])
         return False
     return True
 
 
-def _write_soon(connection: Connection, write: Callable[[], object]) -> None:
+def _write_soon(connection: Connection, write: Callable[[], object], limits: LiteralString) -> None:
     with connection.transaction():
-        connection.execute("SET LOCAL lock_timeout = '1s'; SET LOCAL statement_timeout = '3s'")
+        connection.execute(limits)
         write()

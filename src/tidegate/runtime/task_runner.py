@@ -51,7 +51,7 @@ class TaskRunner:
         context, target = self._context, run.task.target
         context.control_id()  # so that there is a control plane to connect to
         try:
-            with context.plane.connect() as control:
+            with self._heartbeat.sessions.borrow() as control:
                 claimed = claim_table(
                     context,
                     control,
@@ -68,7 +68,7 @@ class TaskRunner:
     def work(self, run: TaskRun, claimed: Claimed) -> TaskReport:
         """Work a job that was claimed from the queue; after an error it is put back there."""
         try:
-            with self._context.plane.connect() as control:
+            with self._heartbeat.sessions.borrow() as control:
                 return self._work(run, control, claimed, retries=True)
         except psycopg.Error as error:
             raise translate(error, f"task {run}") from error
@@ -146,7 +146,8 @@ def read_payload(tasks: Mapping[str, Task], name: str, payload: Mapping[str, Any
     if run.update_id != payload.get("update_id"):
         raise UsageError(
             f"task {name} was declared anew since its job was submitted: {payload.get('target')} "
-            f"was its target, {task.target} is",
+            f"was its target, {task.target} is; {payload.get('update_id')} was its update_id, "
+            f"{run.update_id} is",
             f"submit it again with: tidegate run {name} --param … --queue",
         )
     return run
