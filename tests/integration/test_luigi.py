@@ -8,15 +8,11 @@ import sys
 from datetime import date
 from typing import Any
 
-import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from integration.conftest import MakePlace, MakeProject, Place
 from integration.without_spark import open_without_spark
 from tidegate.runtime.task_graph_run import GraphReport
-
-if sys.version_info >= (3, 14):
-    pytest.skip("Luigi has no release for this Python", allow_module_level=True)
 
 # A pipeline as Luigi's users write it: one table, a marker for each day and shop.
 LUIGI = """

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import date
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import luigi
+import luigi.task
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,12 +21,6 @@ from tidegate.model.relation import Endpoint
 from tidegate.model.task import Task
 from tidegate.pipeline.luigi_runs import luigi_runs
 from tidegate.project import Project
-
-if sys.version_info >= (3, 14):
-    pytest.skip("Luigi has no release for this Python", allow_module_level=True)
-
-import luigi
-import luigi.task
 
 
 class Shop(Enum):
