@@ -64,13 +64,17 @@ def _run(report: Report, project: Project, control: Connection, events: int) -> 
         "events of one": lambda: history.events(control, task_id),
         "by name": ask(names=("name_7",)),
         "by parameters": ask(names=("name_7",), parameters={"full_refresh": "false"} | day),
+        "by parameters without a name": ask(parameters={"full_refresh": "false"} | day),
         "by parameter alone": ask(parameters=day),
+        "failed ones by parameter": ask(parameters=day, statuses=(TaskStatus.FAILED,)),
         "of the last 24 hours": ask(since=now - timedelta(hours=24)),
         "failed in the last 24 hours": ask(
             statuses=(TaskStatus.FAILED,), since=now - timedelta(hours=24)
         ),
         "failed ones of a name": ask(names=("name_7",), statuses=(TaskStatus.FAILED,)),
         "of a name nobody has": ask(names=("nobody",)),
+        "of a kind": ask(kinds=("sync",)),
+        "of a kind nobody has": ask(kinds=("vacuum",)),
         "of a job": ask(job_id=found.job_id),
         "all, the newest": ask(),
         "trend of one name": lambda: history.trends(
