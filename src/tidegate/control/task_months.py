@@ -57,9 +57,7 @@ class TaskMonths:
     def _attach(self, connection: Connection, table: str, month: Month) -> None:
         """CREATE and ATTACH; PARTITION OF would lock readers out."""
         parent, part = self._name(table), self._name(month.partition(table))
-        # Questions take a few milliseconds; to start parallel workers would take longer.
-        create = "CREATE TABLE {} (LIKE {} INCLUDING ALL) WITH (parallel_workers = 0)"
-        connection.execute(sql.SQL(create).format(part, parent))
+        connection.execute(sql.SQL("CREATE TABLE {} (LIKE {} INCLUDING ALL)").format(part, parent))
         connection.execute(
             sql.SQL("ALTER TABLE {} ATTACH PARTITION {} FOR VALUES FROM ({}) TO ({})").format(
                 parent, part, month.start.isoformat(), month.end.isoformat()
