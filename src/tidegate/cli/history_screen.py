@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidegate.cli.job_screen import pairs
 from tidegate.cli.moments import moment
 from tidegate.cli.output import print_line
+from tidegate.model.figures import counted, in_bytes
 from tidegate.model.task_history import parameter_text
 from tidegate.model.trend import sparkline
 
@@ -19,7 +20,16 @@ if TYPE_CHECKING:
 WIDTH = 80
 _PLAIN = ("sync", "task")
 _SPARKS = 12
-_TOLD = ("rows", "bytes")
+_SPARK_TIMES = (("run", "executor_run"), ("CPU", "executor_cpu"), ("GC", "jvm_gc"))
+_SPARK_SIZES = (
+    ("in", "input"),
+    ("out", "output"),
+    ("shuffle read", "shuffle_read"),
+    ("written", "shuffle_write"),
+    ("spilled", "spilled"),
+    ("peak", "peak_memory"),
+)
+_TOLD = ("rows", "bytes", "spark")
 
 
 def print_runs(runs: Sequence[TaskRecord]) -> None:
@@ -60,9 +70,10 @@ def print_run(run: TaskRecord, events: Sequence[TaskEvent]) -> None:
         ("bytes", "" if run.bytes is None else f"{run.bytes:,}"),
         ("given", given),
         ("metrics", pairs(metrics)),
+        *zip(("spark", "", ""), spark_lines((run.metrics or {}).get("spark")), strict=False),
     ):
         if value:
-            print_line(f"  {label + ':':<10} {value}")
+            print_line(f"  {label + ':' if label else '':<10} {value}")
     print_line("what happened:")
     for event in events:
         print_line(f"  {moment(event.at)} {event.event.value}{_detail(event)}")
@@ -74,6 +85,26 @@ def print_run(run: TaskRecord, events: Sequence[TaskEvent]) -> None:
         print_line("traceback:")
         for text in run.traceback.rstrip().splitlines():
             print_line(f"  {text}")
+
+
+def spark_lines(found: dict[str, Any] | None) -> list[str]:
+    """What a run has cost Spark, in three lines."""
+    if not found:
+        return []
+    n = {name: value for name, value in found.items() if type(value) is int}
+    counts = [counted(n.get(f"{noun}s", 0), noun) for noun in ("job", "stage", "task")]
+    times = ((name, n.get(f"{key}_ms", 0) / 1000) for name, key in _SPARK_TIMES)
+    sizes = ((name, n.get(f"{key}_bytes", 0)) for name, key in _SPARK_SIZES)
+    said = [
+        (n.get("failed_tasks"), "{:,} failed"),
+        (n.get("shared_jobs"), "{:,} of the jobs shared"),
+        (found.get("partial"), "only the last stages"),
+    ]
+    return [
+        ", ".join([*counts, *(text.format(value) for value, text in said if value)]),
+        ", ".join(f"{name} {took_text(seconds)}" for name, seconds in times),
+        ", ".join(f"{name} {in_bytes(size)}" for name, size in sizes if size),
+    ]
 
 
 def _detail(event: TaskEvent) -> str:
