@@ -30,8 +30,14 @@ def shuffled(ctx, partitions: int, fails: bool = False):
 def idle(ctx): ...
 
 @tg.task
+def kills_spark(ctx):
+    assert ctx.spark.range(10).count() == 10
+    ctx.spark.sparkContext._gateway.proc.kill()
+    ctx.spark.sparkContext._gateway.proc.wait()
+
+@tg.task
 def stops_spark(ctx):
-    ctx.spark.range(10).count()
+    assert ctx.spark.range(10).count() == 10
     ctx.spark.stop()
 """
 
@@ -114,11 +120,11 @@ def test_many_stages_are_measured_in_part_and_said_to_be(
     assert found["partial"] is True
 
 
-def test_a_spark_that_is_gone_at_the_end_fails_no_job(make_place: MakePlace) -> None:
+@pytest.mark.parametrize("name", ["kills_spark", "stops_spark"])
+def test_a_spark_that_is_gone_at_the_end_fails_no_job(make_place: MakePlace, name: str) -> None:
     place = make_place(ORDERS, pipelines=PIPELINES, databases=2)
-    done = command(place.folder, "run", "stops_spark")
+    done = command(place.folder, "run", name)
     assert done.code == DONE, done.err
     with place.open() as project:
-        run = newest(project, "stops_spark")
-        assert run.status is TaskStatus.DONE
-        assert "spark" not in (run.metrics or {})
+        assert newest(project, name).status is TaskStatus.DONE
+        assert cost(project, name) is None
