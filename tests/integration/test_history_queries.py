@@ -236,7 +236,9 @@ def test_luigis_names_find_what_is_there(long: Long) -> None:
 
 def test_runs_are_found_by_any_of_their_parameters_in_pages(long: Long) -> None:
     day = {"day": LONG_AGO}
-    runs = [one for one in long.project.history.find_all_runs() if one.parameters["day"] == LONG_AGO]
+    runs = [
+        one for one in long.project.history.find_all_runs() if one.parameters["day"] == LONG_AGO
+    ]
     assert len(runs) > 2 * NAMES
     broken = (TaskStatus.FAILED, TaskStatus.LOST)
     for asked, wanted in (

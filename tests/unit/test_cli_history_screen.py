@@ -72,7 +72,9 @@ def test_no_line_is_longer_than_the_screen_and_no_figure_is_cut(
     assert max(map(len, lines)) <= WIDTH == 80
     assert not any("…" in line[22:] for line in lines if line.startswith(" ")), "figures are whole"
     names = [line.split()[0] for line in lines]
-    assert "order_lines_archive_2019_to_2024_america" in names, "names that end apart are told apart"
+    assert "order_lines_archive_2019_to_2024_america" in names, (
+        "names that end apart are told apart"
+    )
 
 
 @pytest.mark.parametrize(
