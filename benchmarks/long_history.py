@@ -20,7 +20,9 @@ CREATE TEMPORARY TABLE runs AS
 SELECT date_trunc('milliseconds', m.at) AS recorded_at,
        (lpad(to_hex(floor(extract(epoch FROM m.at) * 1000)::bigint), 12, '0') || '7'
         || substr(md5(n::text), 1, 3) || '8' || substr(md5(n::text), 4, 15))::uuid AS id,
-       gen_random_uuid() AS job_id, md5(n::text) AS attempt_id,
+       (lpad(to_hex(floor(extract(epoch FROM m.at) * 1000)::bigint), 12, '0') || '7'
+        || substr(md5('job ' || n), 1, 3) || '8' || substr(md5('job ' || n), 4, 15))::uuid
+       AS job_id, md5(n::text) AS attempt_id,
        'name_' || n %% {names} AS name, n, m.at AS started_at,
        CASE WHEN n %% 997 = 5 THEN 'lost' WHEN n %% 53 = 7 THEN 'failed' ELSE 'done' END
        AS status,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -94,6 +95,17 @@ def test_one_run_is_told_whole_with_its_events(bench: Bench, client: httpx.Clien
     events = client.get(f"/tasks/{listed['id']}/events").json()["events"]
     assert [one["event"] for one in events] == ["pending", "started", "failed"]
     assert events[-1]["detail"] == {"error": "the disk is full"}
+
+
+def test_what_a_run_cost_spark_is_told_with_it(bench: Bench, client: httpx.Client) -> None:
+    bench.work(succeed)
+    (run,) = bench.tasks()
+    cost = {"jobs": 1, "tasks": 4, "executor_run_ms": 1200}
+    bench.place.control.execute(
+        f"UPDATE tidegate_control.tasks SET metrics = metrics || '{json.dumps({'spark': cost})}'"
+    )
+    found = client.get(f"/tasks/{run.id}").json()
+    assert found["metrics"] == (run.metrics or {}) | {"spark": cost}
 
 
 def test_what_is_not_there_or_not_meant_is_a_problem(bench: Bench, client: httpx.Client) -> None:

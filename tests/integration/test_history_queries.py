@@ -28,6 +28,9 @@ from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.project import Project
 
 EVENTS = 200_000
+# Of the twenty that are asked for, each may cost so many rows that are not.
+MOST_THROWN_AWAY = 20 * NAMES
+LONG_AGO = (datetime.now(UTC) - timedelta(days=DAYS - 10)).date().isoformat()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,17 @@ def parts(plan: str, table: str) -> set[str]:
     return set(re.findall(rf"\b{table}_\d{{4}}_\d{{2}}\b(?!_)", plan))
 
 
+def thrown_away(plan: str) -> int:
+    """How many rows a plan has looked at for nothing."""
+    loops, total = 1.0, 0.0
+    for line in plan.splitlines():
+        if found := re.search(r"\bloops=(\d+)", line):
+            loops = float(found[1])
+        if found := re.search(r"Rows Removed by (?:Join )?Filter: (\d+)", line):
+            total += loops * float(found[1])
+    return round(total)
+
+
 WANTED = {
     "all": Wanted(),
     "name": Wanted(names=("name_7",)),
@@ -99,6 +113,34 @@ WANTED = {
     "name and status": Wanted(names=("name_7",), statuses=(TaskStatus.FAILED,)),
     "name and parameter": Wanted(names=("name_7",), parameters={"full_refresh": "false"}),
     "parameter": Wanted(parameters={"day": date.today().isoformat()}),
+    "a parameter of long ago": Wanted(parameters={"day": LONG_AGO}),
+    "parameter and status": Wanted(parameters={"day": LONG_AGO}, statuses=(TaskStatus.FAILED,)),
+    "parameter and a status nobody has": Wanted(
+        parameters={"full_refresh": "false"}, statuses=(TaskStatus.CANCELLED,)
+    ),
+    "parameter and a kind nobody has": Wanted(
+        parameters={"full_refresh": "false"}, kinds=("vacuum",)
+    ),
+    "parameters": Wanted(parameters={"full_refresh": "false", "day": LONG_AGO}),
+    "parameters that are never together": Wanted(
+        parameters={"full_refresh": "true", "day": LONG_AGO}
+    ),
+    "names and parameters": Wanted(
+        names=("name_7", "name_8"), parameters={"full_refresh": "false", "day": LONG_AGO}
+    ),
+    "name, parameter and status": Wanted(
+        names=("name_7",), parameters={"day": LONG_AGO}, statuses=(TaskStatus.FAILED,)
+    ),
+    "two statuses": Wanted(statuses=(TaskStatus.FAILED, TaskStatus.LOST)),
+    "status done": Wanted(statuses=(TaskStatus.DONE,)),
+    "kind": Wanted(kinds=("sync",)),
+    "a kind nobody has": Wanted(kinds=("vacuum",)),
+    "name and kind": Wanted(names=("name_7",), kinds=("sync",)),
+    "name and a kind nobody has": Wanted(names=("name_7",), kinds=("vacuum",)),
+    "status and a kind nobody has": Wanted(statuses=(TaskStatus.FAILED,), kinds=("vacuum",)),
+    "job and parameter": Wanted(job_id=new_job_id(), parameters={"full_refresh": "false"}),
+    "until": Wanted(until=datetime.now(UTC) - timedelta(hours=1)),
+    "name until": Wanted(names=("name_7",), until=datetime.now(UTC) - timedelta(hours=1)),
     "name and parameters": Wanted(
         names=("name_7",), parameters={"full_refresh": "false", "day": "2020-01-01"}
     ),
@@ -118,6 +160,7 @@ def test_every_question_is_answered_over_an_index(
     for place in (None, before):
         plan = long.ask(replace(asked, before=place))
         assert not read_whole(plan), plan
+        assert thrown_away(plan) <= MOST_THROWN_AWAY, plan
         if since is not None:
             first = Month.of(long.now - since)
             for table in ("tasks", "task_parameters"):
@@ -189,6 +232,52 @@ def test_luigis_names_find_what_is_there(long: Long) -> None:
         "pending",
         "started",
     ]
+
+
+def test_runs_are_found_by_any_of_their_parameters_in_pages(long: Long) -> None:
+    day = {"day": LONG_AGO}
+    runs = [
+        one for one in long.project.history.find_all_runs() if one.parameters["day"] == LONG_AGO
+    ]
+    assert len(runs) > 2 * NAMES
+    broken = (TaskStatus.FAILED, TaskStatus.LOST)
+    for asked, wanted in (
+        (Wanted(parameters=day), runs),
+        (Wanted(parameters=day | {"full_refresh": "false"}), runs),
+        (Wanted(parameters={"full_refresh": "false"} | day), runs),
+        (Wanted(parameters=day | {"full_refresh": "true"}), []),
+        (Wanted(parameters=day | {"other": "x"}), []),
+        (Wanted(parameters=day, statuses=broken), [one for one in runs if one.status in broken]),
+        (
+            Wanted(parameters=day, names=("name_7", "name_8")),
+            [one for one in runs if one.name in ("name_7", "name_8")],
+        ),
+        (
+            Wanted(parameters=day, until=runs[9].recorded_at, since=runs[19].recorded_at),
+            runs[10:20],
+        ),
+    ):
+        found: list[TaskRecord] = []
+        while page := long.history.newest(
+            long.control,
+            "shop",
+            replace(asked, before=(found[-1].recorded_at, found[-1].id) if found else None),
+            limit=37,
+        ):
+            found += page
+        assert found == wanted
+
+
+def test_the_attempts_at_a_job_are_told_apart_by_their_parameters(long: Long) -> None:
+    run = long.history.newest(long.control, "shop", Wanted(), limit=1)[0]
+    day = {"day": str(run.parameters["day"])}
+    for parameters, found in (
+        (day | {"full_refresh": "false"}, [run]),
+        (day | {"full_refresh": "true"}, []),
+        ({"other": "null"}, []),
+    ):
+        asked = Wanted(job_id=run.job_id, parameters=parameters)
+        assert long.history.newest(long.control, "shop", asked, limit=5) == found
 
 
 def test_values_that_begin_alike_are_told_apart_however_long_they_are(long: Long) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from integration.commands import DONE, FAILED
+from integration.commands import tidegate as command
 from integration.conftest import MakePlace, MakeProject
 from integration.orders import CREATE, FILL, ORDERS
 from integration.recorded import Bench, open_bench
@@ -198,6 +200,42 @@ def test_a_table_that_is_locked_holds_no_job_up(bench: Bench) -> None:
         assert time.monotonic() - began < 10
     assert bench.status(job_id) == "done"
     assert len(bench.tasks()) == 1
+
+
+TASK = """
+import tidegate as tg
+
+@tg.task
+def note(ctx, text: str, fails: bool = False):
+    if fails:
+        raise ValueError("the disk is full")
+"""
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_process_whose_history_is_dropped_does_its_work_all_the_same(
+    make_place: MakePlace, table: str
+) -> None:
+    place = make_place(pipelines=TASK, databases=2)
+    assert command(place.folder, "run", "note", "--param", "text=a").code == DONE
+    place.control.execute(f"DROP TABLE tidegate_control.{table}")
+    done = command(place.folder, "run", "note", "--param", "text=b")
+    assert done.code == DONE, done.err
+    broken = command(place.folder, "run", "note", "--param", "text=c", "--param", "fails=true")
+    assert broken.code == FAILED
+    assert "the disk is full" in broken.out + broken.err
+    assert place.control.execute(
+        "SELECT payload->'parameters'->>'text', status FROM tidegate_control.jobs ORDER BY 1"
+    ) == [("a", "done"), ("b", "done"), ("c", "failed")]
+
+
+def test_a_process_with_record_task_history_off_leaves_nothing(make_place: MakePlace) -> None:
+    place = make_place(pipelines=TASK, databases=2, history={"record_task_history": False})
+    assert command(place.folder, "run", "note", "--param", "text=a").code == DONE
+    assert place.control.value("SELECT count(*) FROM tidegate_control.jobs") == 1
+    for table in TABLES:
+        assert place.control.value(f"SELECT count(*) FROM tidegate_control.{table}") == 0
+    assert command(place.folder, "history").out == "no runs yet\n"
 
 
 def test_months_are_made_ahead_and_dropped_when_they_are_old_enough(bench: Bench) -> None:

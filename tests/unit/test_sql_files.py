@@ -29,8 +29,9 @@ PLACES = {
     "columns",
     "conditions",
     "known",
-    "others",
-    "called",
+    "steps",
+    "side",
+    "before",
 }
 NAMED = [(file, name) for file in FILES for name in statements(file)]
 

@@ -33,7 +33,9 @@ class ApiTaskLine(BaseModel):
     seconds: float | None = Field(description="Once it has ended.")
     rows: int | None
     bytes: int | None
-    metrics: dict[str, Any] | None
+    metrics: dict[str, Any] | None = Field(
+        description="What the job told of itself; `spark` is what it cost Spark."
+    )
     error: str | None
 
 
@@ -85,7 +87,12 @@ _LINE: dict[str, Any] = {
     "seconds": 21.36,
     "rows": 48213,
     "bytes": None,
-    "metrics": {"loads": 1, "rows": 48213, "changed": 48213},
+    "metrics": {
+        "loads": 1,
+        "rows": 48213,
+        "changed": 48213,
+        "spark": {"jobs": 1, "stages": 1, "tasks": 4, "executor_run_ms": 18210},
+    },
     "error": None,
 }
 PAGE_EXAMPLE = {

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidegate.cli.job_screen import pairs
 from tidegate.cli.moments import moment
 from tidegate.cli.output import print_line
+from tidegate.model.figures import counted, in_bytes
 from tidegate.model.task_history import parameter_text
 from tidegate.model.trend import sparkline
 
@@ -19,7 +20,15 @@ if TYPE_CHECKING:
 WIDTH = 80
 _PLAIN = ("sync", "task")
 _SPARKS = 12
-_TOLD = ("rows", "bytes")
+_SPARK_TIMES = (("run", "executor_run"), ("CPU", "executor_cpu"), ("GC", "jvm_gc"))
+_SPARK_MEMORY = (("peak", "peak_memory"), ("spilled", "spilled"))
+_SPARK_MOVED = (
+    ("in", "input"),
+    ("out", "output"),
+    ("shuffle read", "shuffle_read"),
+    ("written", "shuffle_write"),
+)
+_TOLD = ("rows", "bytes", "spark")
 
 
 def print_runs(runs: Sequence[TaskRecord]) -> None:
@@ -60,9 +69,10 @@ def print_run(run: TaskRecord, events: Sequence[TaskEvent]) -> None:
         ("bytes", "" if run.bytes is None else f"{run.bytes:,}"),
         ("given", given),
         ("metrics", pairs(metrics)),
+        *zip(("spark", "", "", ""), spark_lines((run.metrics or {}).get("spark")), strict=False),
     ):
         if value:
-            print_line(f"  {label + ':':<10} {value}")
+            print_line(f"  {label + ':' if label else '':<10} {value}")
     print_line("what happened:")
     for event in events:
         print_line(f"  {moment(event.at)} {event.event.value}{_detail(event)}")
@@ -74,6 +84,31 @@ def print_run(run: TaskRecord, events: Sequence[TaskEvent]) -> None:
         print_line("traceback:")
         for text in run.traceback.rstrip().splitlines():
             print_line(f"  {text}")
+
+
+def spark_lines(found: dict[str, Any] | None) -> list[str]:
+    """What a run has cost Spark: its work, its time and memory, what it moved, and any doubts."""
+    if not found:
+        return []
+    counts = [counted(found.get(f"{noun}s", 0), noun) for noun in ("job", "stage", "task")]
+    if failed := found.get("failed_tasks"):
+        counts.append(f"{failed:,} failed")
+    times = [f"{name} {took_text(found.get(f'{key}_ms', 0) / 1000)}" for name, key in _SPARK_TIMES]
+    doubts = [
+        text
+        for key, text in (
+            ("shared_jobs", "some of it was the work of other runs"),
+            ("partial", "the last stages only"),
+        )
+        if found.get(key)
+    ]
+    lines = (counts, times + _sizes(found, _SPARK_MEMORY), _sizes(found, _SPARK_MOVED), doubts)
+    return [", ".join(line) for line in lines if line]
+
+
+def _sizes(found: dict[str, Any], told: Sequence[tuple[str, str]]) -> list[str]:
+    sizes = ((name, found.get(f"{key}_bytes")) for name, key in told)
+    return [f"{name} {in_bytes(size)}" for name, size in sizes if size]
 
 
 def _detail(event: TaskEvent) -> str:
@@ -92,18 +127,25 @@ def print_trends(trends: Sequence[Trend]) -> None:
         f"{'failed':>6} {'trend':<{_SPARKS}}".rstrip()
     )
     for one in trends:
+        name = what(one.kind, one.name)
+        if len(name) > room:
+            # Long names are often told apart by their end alone.
+            print_line(cut(name, WIDTH))
+            name = ""
         seconds = [one.percentile(share) for share in (0.5, 0.95, 0.99)] + [one.last_seconds]
-        times = " ".join(f"{'' if it is None else took_text(it):>7}" for it in seconds)
+        times = " ".join(f"{'-' if it is None else took_text(it):>7}" for it in seconds)
+        failed = one.failures[-1]
+        broken = str(failed) if failed < 1_000_000 else short_number(failed)
         print_line(
-            f"{cut(what(one.kind, one.name), room):<{room}} {len(one.seconds):>5} {times} "
-            f"{one.failures[-1]:>6} {sparkline(one.seconds[-_SPARKS:])}".rstrip()
+            f"{name:<{room}} {len(one.seconds):>5} {times} "
+            f"{broken:>6} {sparkline(one.seconds[-_SPARKS:])}".rstrip()
         )
     print_line("runs: the last 200 that were done; failed: attempts in the last 7 days")
     for one in trends:
         usual, last = one.usual_seconds, one.last_seconds
         if one.is_slower and usual is not None and last is not None:
-            name = cut(what(one.kind, one.name), 24)
-            print_line(f"{name}: slower than usual: {took_text(last)}, usually {took_text(usual)}")
+            text = f" is slower than usual: {took_text(last)}, usually {took_text(usual)}"
+            print_line(cut(what(one.kind, one.name), WIDTH - len(text)) + text)
 
 
 def what(kind: str, name: str) -> str:
@@ -115,17 +157,17 @@ def took_text(seconds: float) -> str:
     """A length of time in seven characters at most.
 
     >>> [took_text(one) for one in (0.0421, 7.25, 754.0, 40000.0)]
-    ['42 ms', '7.2 s', '12m34s', '11h06m']
+    ['42 ms', '7.2 s', '12m34s', '11h07m']
     """
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
-    if seconds < 99.95:
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 100:
+    if seconds < 3599.5:
+        minutes, rest = divmod(round(seconds), 60)
         return f"{minutes}m{rest:02}s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02}m" if hours < 100 else f"{hours // 24} days"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours}h{minutes:02}m" if hours < 100 else f"{hours / 24:.1f} d"
 
 
 def short_number(number: int) -> str:

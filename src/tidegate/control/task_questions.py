@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, LiteralString
 from uuid import UUID
 
@@ -45,8 +46,8 @@ class Question:
     """A statement in the making: its conditions and their values.
 
     Each parameter is a table `p`, `p1` and so on beside the tasks, `t`. What is known of the tasks
-    is said of each, so that whichever has the rarest value can lead, and only the months that
-    matter are looked into.
+    is said of each, so that only the months that matter are looked into. Where an id says which
+    tasks can be meant, they are asked themselves what they were called with.
     """
 
     parameters: tuple[tuple[str, str], ...] = ()
@@ -56,10 +57,14 @@ class Question:
     @classmethod
     def of(cls, project: str, wanted: Wanted) -> Question:
         """The question that finds what is wanted, in one project."""
-        made = cls(tuple((wanted.parameters or {}).items()))
+        asked = tuple((wanted.parameters or {}).items())
+        made = cls(asked if wanted.job_id is None and wanted.ids is None else ())
         for side in made._sides:
             made.add(f"{side}.project = %(project)s", project=project)
-        made._add_parameters()
+        if made.parameters:
+            made._add_parameters()
+        else:
+            made._add_called(asked)
         made._add_names(wanted.names)
         made._add_statuses(wanted.statuses)
         if wanted.kinds:
@@ -79,7 +84,7 @@ class Question:
 
     @property
     def _sides(self) -> list[LiteralString]:
-        """Every table of the question, the one that the answer is ordered by first."""
+        """Every table of the question."""
         return [*_aliases(len(self.parameters)), "t"]
 
     def _add_parameters(self) -> None:
@@ -94,6 +99,18 @@ class Question:
             # planner.
             if len(value) >= _INDEXED:
                 self.conditions.append(f"{side}.value = %({side}_value)s")
+
+    def _add_called(self, given: Sequence[tuple[str, str]]) -> None:
+        """What the tasks themselves say that they were called with."""
+        names, values = [name for name, _ in given], [value for _, value in given]
+        if given:
+            self.add(
+                "t.parameters ?& %(p_names)s::text[] AND NOT EXISTS (SELECT FROM"
+                " unnest(%(p_names)s::text[], %(p_values)s::text[]) AS asked(name, value)"
+                " WHERE coalesce(t.parameters ->> asked.name, 'null') <> asked.value)",
+                p_names=names,
+                p_values=values,
+            )
 
     def _add_names(self, given: Sequence[str]) -> None:
         for side in self._sides if given else ():
@@ -117,11 +134,8 @@ class Question:
             self._add_time("< %(until)s", until=wanted.until)
         if wanted.before is not None:
             at, task_id = wanted.before
-            key: LiteralString = (
-                "p.recorded_at, p.task_id" if self.parameters else "t.recorded_at, t.id"
-            )
             self._add_time("<= %(before_at)s", before_at=at)
-            self.add(f"({key}) < (%(before_at)s, %(before_id)s)", before_id=task_id)
+            self.add("(t.recorded_at, t.id) < (%(before_at)s, %(before_id)s)", before_id=task_id)
 
     def _add_ids(self, wanted: Wanted) -> None:
         if wanted.job_id is not None:
@@ -152,23 +166,25 @@ def _written(
     traceback: bool,
 ) -> sql.SQL:
     """Text instead of pieces; with its limit written out, so that one plan serves all values."""
-    quoted = _quoted(schema)
-    others = [
-        sql.SQL(
-            f"\nJOIN {{schema}}.task_parameters {side}"
-            f" ON {side}.recorded_at = p.recorded_at AND {side}.task_id = p.task_id"
-        ).format(schema=quoted)
-        for side in _aliases(parameters)[1:]
+    quoted, texts = _quoted(schema), statements("control/tasks")
+    sides = [*_aliases(parameters), "t"]
+    told = {
+        side: sql.SQL("\n  AND ").join(
+            sql.SQL(one) for one in conditions if one.startswith((f"{side}.", f"({side}."))
+        )
+        for side in sides
+    }
+    steps = [
+        sql.SQL(texts["step_back_to_task" if side == "t" else "step_back_to_parameter"]).format(
+            schema=quoted, side=sql.SQL(side), before=sql.SQL(before), conditions=told[side]
+        )
+        for before, side in pairwise(["w", *sides])
     ]
-    of_tasks = [one for one in conditions if one.startswith(("t.", "(t."))]
-    called = [one for one in conditions if one not in of_tasks]
-    texts = statements("control/tasks")
-    composed = sql.SQL(texts["list_by_parameter"] if parameters else texts["list_tasks"]).format(
+    composed = sql.SQL(texts["list_by_parameters" if parameters else "list_tasks"]).format(
         schema=quoted,
         columns=sql.SQL(_COLUMNS + (", t.traceback" if traceback else ", NULL")),
-        others=sql.Composed(others),
-        called=sql.SQL("\n  AND ").join(sql.SQL(one) for one in called),
-        conditions=sql.SQL("\n  AND ").join(sql.SQL(one) for one in of_tasks),
+        steps=sql.SQL("\n").join(steps),
+        conditions=told["t"],
         limit=sql.Literal(limit),
     )
     return sql.SQL(composed.as_string(None))

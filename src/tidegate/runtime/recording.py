@@ -17,6 +17,7 @@ from tidegate.log import log
 from tidegate.model.job import NOTHING, Claim
 from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
+from tidegate.spark.measures import spark_measures
 
 _LONGEST_TRACEBACK = 20_000
 _SOON: LiteralString = "SET LOCAL lock_timeout = '1s'; SET LOCAL statement_timeout = '3s'"
@@ -48,11 +49,14 @@ def record_end(
     if error is not None:
         text = "".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:]
     records = TaskRecords(context.plane)
+    measures = spark_measures(claim.attempt_id)
+    metrics = None if measures is None else {"spark": measures}
     _try(
         context.plane,
         connection,
-        lambda: records.write(connection, [claim.attempt_id], traceback=text),
-        # Should the server crash, a sweeper writes it again, but for the traceback.
+        lambda: records.write(connection, [claim.attempt_id], traceback=text, metrics=metrics),
+        # Should the server crash, a sweeper writes it again, but for the traceback and what Spark
+        # told.
         _QUICKLY if text is None else _SOON,
     )
 

@@ -15,7 +15,7 @@ from tidegate.errors import TidegateError
 from tidegate.model.load import StagedWrite
 from tidegate.spark.copying import Copy, stage_copies, stage_copy
 from tidegate.spark.session import SparkSessions
-from tidegate.spark.tags import tagged, work_tag
+from tidegate.spark.tags import shared, tagged, work_tag
 
 Outcome = tuple[StagedWrite, ...] | TidegateError
 _MOST_COPIES = 64
@@ -100,4 +100,6 @@ class Stager:
 
     def _stage_small(self, copies: list[Copy]) -> list[Outcome]:
         sessions = self._sessions()
-        return stage_copies(sessions.get(), copies, tasks=min(len(copies), sessions.parallelism()))
+        session, tasks = sessions.get(), min(len(copies), sessions.parallelism())
+        with shared(session, (one.place.attempt_id for one in copies)):
+            return stage_copies(session, copies, tasks=tasks)

@@ -130,8 +130,8 @@ class SparkSessions:
                 interrupt(session, work_tag(attempt_id))
 
     def stop(self) -> None:
-        """Stop Spark if it was started here; who had one before keeps it."""
-        if self._session is not None and not self._borrowed:
+        """Stop Spark if it was started here and still runs; who had one before keeps it."""
+        if self._session is not None and not self._borrowed and not is_stopped(self._session):
             self._session.stop()
         self._session = None
         self._sent.clear()

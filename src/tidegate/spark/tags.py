@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
+
+_TAGS = "spark.job.tags"
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -13,6 +15,30 @@ if TYPE_CHECKING:
 def work_tag(attempt_id: str) -> str:
     """What the Spark jobs of an attempt are called."""
     return f"tidegate-{attempt_id}"
+
+
+def part_tag(attempt_id: str) -> str:
+    """What a Spark job is called that does a part of an attempt's work, maybe beside others'."""
+    return f"tidegate-part-{attempt_id}"
+
+
+@contextmanager
+def shared(session: SparkSession, attempt_ids: Iterable[str]) -> Iterator[None]:
+    """Jobs that this thread starts in here are these attempts' together: measured, never ended."""
+    if not is_classic(session):
+        yield
+        return
+    context = session.sparkContext
+    before = context.getLocalProperty(_TAGS)
+    parts = [part_tag(one) for one in dict.fromkeys(attempt_ids)]
+    # All at once: each call to the JVM takes its time.
+    context.setLocalProperty(_TAGS, ",".join([before, *parts] if before else parts))
+    try:
+        yield
+    finally:
+        # A session that was stopped meanwhile has no tags any more.
+        with suppress(Exception):
+            context.setLocalProperty(_TAGS, before)  # type: ignore[arg-type]
 
 
 @contextmanager

@@ -120,22 +120,51 @@ WHERE {conditions}
 ORDER BY t.recorded_at DESC, t.id DESC
 LIMIT {limit}
 
--- name: list_by_parameter
--- The newest tasks that were called so: found by their parameters, the rarest first, then looked up
--- one by one, until there are enough.
+-- name: list_by_parameters
+-- The newest tasks that were called with these values. The walk goes back through the history: each
+-- value in turn says where it was last given, no later than the one before, and the tasks say which
+-- of them was the last to fit; where all say the same, one is found. So the rarest of the conditions
+-- sets the pace, whichever that is, and the walk ends when there are enough.
+WITH RECURSIVE walk(recorded_at, id, is_met, found) AS (
+    SELECT 'infinity'::timestamptz, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid, false, 0
+    UNION ALL
+    SELECT t.recorded_at, t.id, p.id = t.id, w.found + (p.id = t.id)::int
+    FROM walk w
+{steps}
+    WHERE w.found < {limit}
+)
 SELECT {columns}
-FROM (
-    SELECT p.recorded_at, p.task_id FROM {schema}.task_parameters p{others}
-    WHERE {called}
-    ORDER BY p.recorded_at DESC, p.task_id DESC
-) p
+FROM walk w
 CROSS JOIN LATERAL (
     SELECT t.* FROM {schema}.tasks t
-    WHERE t.recorded_at = p.recorded_at AND t.id = p.task_id AND {conditions}
+    WHERE w.is_met AND t.recorded_at = w.recorded_at AND t.id = w.id
     LIMIT 1
 ) t
-ORDER BY p.recorded_at DESC, p.task_id DESC
-LIMIT {limit}
+ORDER BY t.recorded_at DESC, t.id DESC
+
+-- name: step_back_to_parameter
+-- Where a value was last given, no later than the place before; where all have met is left behind.
+-- A part of list_by_parameters.
+CROSS JOIN LATERAL (
+    SELECT {side}.recorded_at, {side}.task_id AS id FROM {schema}.task_parameters {side}
+    WHERE {conditions}
+      AND {side}.recorded_at <= {before}.recorded_at
+      AND ({side}.recorded_at, {side}.task_id) <= ({before}.recorded_at, {before}.id)
+      AND NOT (w.is_met AND {side}.task_id = w.id)
+    ORDER BY {side}.recorded_at DESC, {side}.task_id DESC
+    LIMIT 1
+) {side}
+
+-- name: step_back_to_task
+-- The last task that fits, no later than the place before. A part of list_by_parameters.
+CROSS JOIN LATERAL (
+    SELECT t.recorded_at, t.id FROM {schema}.tasks t
+    WHERE {conditions}
+      AND t.recorded_at <= {before}.recorded_at
+      AND (t.recorded_at, t.id) <= ({before}.recorded_at, {before}.id)
+    ORDER BY t.recorded_at DESC, t.id DESC
+    LIMIT 1
+) t
 
 -- name: list_task_events
 -- What happened to one task, in order.

@@ -1,0 +1,130 @@
+"""What a run has cost Spark is remembered with it, told by Spark itself, and fails nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from integration.commands import DONE
+from integration.commands import tidegate as command
+from integration.conftest import MakePlace, MakeProject
+from integration.orders import CREATE, FILL, ORDERS
+from tidegate.model.task_history import TaskRecord, TaskStatus
+from tidegate.project import Project
+from tidegate.spark.measures import spark_measures
+from tidegate.spark.session import SparkSessions
+from tidegate.spark.tags import shared, tagged, work_tag
+
+PIPELINES = """
+import tidegate as tg
+
+@tg.task
+def shuffled(ctx, partitions: int, fails: bool = False):
+    found = ctx.spark.range(0, 100_000, 1, partitions).selectExpr("id % 7 AS k")
+    assert found.groupBy("k").count().count() == 7
+    if fails:
+        raise ValueError("the disk is full")
+
+@tg.task
+def idle(ctx): ...
+
+@tg.task
+def kills_spark(ctx):
+    assert ctx.spark.range(10).count() == 10
+    ctx.spark.sparkContext._gateway.proc.kill()
+    ctx.spark.sparkContext._gateway.proc.wait()
+
+@tg.task
+def stops_spark(ctx):
+    assert ctx.spark.range(10).count() == 10
+    ctx.spark.stop()
+"""
+
+
+def newest(project: Project, name: str) -> TaskRecord:
+    return next(iter(project.history.find_all_by_name(name)))
+
+
+def cost(project: Project, name: str) -> Any:
+    return (newest(project, name).metrics or {}).get("spark")
+
+
+def test_a_sync_is_remembered_with_what_it_cost_spark(make_project: MakeProject) -> None:
+    project, place = make_project(ORDERS)
+    place.source.execute(*CREATE, FILL)
+    project.run("orders")
+    found = cost(project, "orders")
+    assert found["jobs"] >= 1
+    assert found["stages"] >= 1
+    assert found["tasks"] >= 1
+    assert found["executor_run_ms"] > 0
+    assert found["failed_tasks"] == 0
+    assert "shared_jobs" not in found
+    assert "partial" not in found
+
+
+def test_each_task_has_its_own_cost_whether_it_is_done_or_fails(make_project: MakeProject) -> None:
+    project, place = make_project(ORDERS, pipelines=PIPELINES, databases=2)
+    few = project.run_task("shuffled", partitions=2)
+    assert few.exit_code == 0
+    small = cost(project, "shuffled")
+    assert project.run_task("shuffled", partitions=9, fails=True).exit_code == 1
+    large = cost(project, "shuffled")
+    assert newest(project, "shuffled").status is TaskStatus.FAILED
+    assert large["tasks"] - small["tasks"] == 7, "the tasks of one are not the other's"
+    for found in (small, large):
+        assert found["shuffle_write_bytes"] > 0
+        assert found["shuffle_read_bytes"] > 0
+        assert found["executor_cpu_ms"] <= found["executor_run_ms"] + 50
+        assert found["peak_memory_bytes"] > 0
+    project.run_task("idle")
+    assert cost(project, "idle") is None
+
+    out = command(place.folder, "history", "--id", str(newest(project, "shuffled").id)).out
+    assert "  spark:     1 job, " in out
+    assert f", {large['tasks']} tasks\n             run " in out
+    assert "\n             shuffle read " in out
+    assert all(len(line) <= 80 for line in out.partition("what happened")[0].splitlines())
+
+
+def test_a_job_that_several_share_is_each_ones_and_said_to_be_shared(
+    warm_spark: SparkSessions,
+) -> None:
+    session = warm_spark.get()
+    assert spark_measures("nobody") is None
+    before = session.sparkContext.getLocalProperty("spark.job.tags")
+    with shared(session, ["first", "second"]):
+        session.range(0, 10, 1, 3).foreach(lambda _: None)
+    assert session.sparkContext.getLocalProperty("spark.job.tags") == before
+    with tagged(session, work_tag("first")), shared(session, ["first"]):
+        session.range(0, 10, 1, 5).foreach(lambda _: None)
+    first, second = spark_measures("first"), spark_measures("second")
+    assert first is not None
+    assert second is not None
+    assert (first["jobs"], first["tasks"], first["shared_jobs"]) == (2, 8, 1)
+    assert (second["jobs"], second["tasks"], second["shared_jobs"]) == (1, 3, 1)
+
+
+def test_many_stages_are_measured_in_part_and_said_to_be(
+    warm_spark: SparkSessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = warm_spark.get()
+    monkeypatch.setattr("tidegate.spark.measures._MOST_STAGES", 2)
+    with tagged(session, work_tag("many")):
+        for partitions in (2, 3, 4):
+            session.range(0, 10, 1, partitions).foreach(lambda _: None)
+    found = spark_measures("many")
+    assert found is not None
+    assert (found["jobs"], found["stages"], found["tasks"]) == (3, 2, 7)
+    assert found["partial"] is True
+
+
+@pytest.mark.parametrize("name", ["kills_spark", "stops_spark"])
+def test_a_spark_that_is_gone_at_the_end_fails_no_job(make_place: MakePlace, name: str) -> None:
+    place = make_place(ORDERS, pipelines=PIPELINES, databases=2)
+    done = command(place.folder, "run", name)
+    assert done.code == DONE, done.err
+    with place.open() as project:
+        assert newest(project, name).status is TaskStatus.DONE
+        assert cost(project, name) is None
