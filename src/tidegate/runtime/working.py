@@ -25,6 +25,7 @@ from tidegate.postgres.connect import Connection, translate
 from tidegate.runtime.attempt import LiveAttempt, raise_fence
 from tidegate.runtime.attempt_session import AttemptSession
 from tidegate.runtime.claiming import Claimed
+from tidegate.runtime.lease import Lease
 from tidegate.runtime.leaving import leave_job
 from tidegate.runtime.recording import record_end, record_start
 from tidegate.runtime.refreshing import note_written
@@ -85,6 +86,8 @@ class ClaimedWork:
                 result = work(LiveAttempt(self._jobs, control, claim, lease, fence, self.actor))
                 lease.check_alive()
                 self._finish(control, result)
+                # A beat from now on would take the attempt for lost.
+                heartbeat.drop(lease)
                 with heartbeat.answered_soon(control.connection):
                     record_end(self.context, control.connection, claim)
             except Exception:
@@ -105,10 +108,10 @@ class ClaimedWork:
             raise
         except psycopg.Error as error:
             found = translate(error, self.what)
-            self._fail(found)
+            self._fail(lease, found)
             raise found from error
         except Exception as error:
-            self._fail(error)
+            self._fail(lease, error)
             raise
         finally:
             heartbeat.drop(lease)
@@ -155,7 +158,7 @@ class ClaimedWork:
             raise StaleAttempt(f"the attempt {claim.attempt_id} was replaced by another")
         reach("job.finished")
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, lease: Lease, error: Exception) -> None:
         """Say so in the history; what cannot be said now is found out by the next run."""
         claim = self.claimed.claim
         with suppress(psycopg.Error, TidegateError):
@@ -178,6 +181,7 @@ class ClaimedWork:
                 self._jobs.finish(
                     self.control, claim, JobStatus.FAILED, actor=self.actor, error=str(error)
                 )
+        self.claimed.heartbeat.drop(lease)
         record_end(self.context, self.control, claim, error)
 
     def _leave(self, reason: str) -> None:
