@@ -16,7 +16,6 @@ from tidegate.control.limits import Limits
 from tidegate.control.needs import Needs
 from tidegate.control.plane import ControlPlane
 from tidegate.errors import BusyError, KeyReused, UsageError
-from tidegate.failpoints import reach
 from tidegate.log import log
 from tidegate.model.identity import new_job_id
 from tidegate.model.job import (
@@ -170,7 +169,6 @@ class Jobs:
         The end of the jobs stands whatever happens here: a scheduler or sweeper tells them, too.
         """
         for job_id in job_ids:
-            reach("job.settling")
             try:
                 Needs(self.plane).settle(connection, job_id)
             except pg.Error as error:
