@@ -14,14 +14,15 @@ import psycopg
 from tidegate.control.limits import Limits
 from tidegate.control.needs import Needs
 from tidegate.control.schedules import Schedules
-from tidegate.control.task_states import DisableRule, TaskStates
 from tidegate.errors import TidegateError
 from tidegate.failpoints import reach
 from tidegate.log import log
+from tidegate.model.job import TASK
 from tidegate.model.schedule import CatchUp
 from tidegate.model.scheduled import Scheduled, TickOutcome
 from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
+from tidegate.runtime.disabling import why_disabled
 
 _DECLARE_EVERY = timedelta(minutes=1)
 _AGAIN_AFTER = timedelta(seconds=10)
@@ -82,7 +83,6 @@ class Scheduler:
         self._actor = actor
         project = context.settings.project.name
         self._schedules = Schedules(context.plane, project)
-        self._states = TaskStates(context.plane, project)
         self._limits = Limits(context.plane, project)
         self._declare_at: datetime | None = None
         self._next: dict[str, tuple[datetime, datetime]] = {}
@@ -170,19 +170,11 @@ class Scheduler:
         return Scheduling(**counts, missed=missed)
 
     def _judge(self, control: Connection, one: Scheduled, now: datetime) -> Enqueued | None:
-        settings = self._context.settings.scheduler
-        rule = DisableRule(
-            one.disable_after or settings.disable_after,
-            settings.disable_window_seconds,
-            settings.disable_for_seconds,
-        )
-        found = self._states.judge(control, one.name, one.kind, rule, now)
-        if found is None:
+        if one.kind == TASK:
+            # Each of its runs by itself, when it is known which one a tick asks for.
             return None
-        detail = f"{found.failures} failures; disabled until {found.until:%Y-%m-%d %H:%M:%S} UTC"
-        if found.since == now:
-            log.warning("disabled", name=one.name, failures=found.failures, until=str(found.until))
-        return Enqueued(TickOutcome.DISABLED, detail=detail)
+        why = why_disabled(self._context, control, one, now)
+        return None if why is None else Enqueued(TickOutcome.DISABLED, detail=why)
 
     def _count_missed(self, one: Scheduled, since: datetime, now: datetime, due: int) -> int:
         if one.catch_up is CatchUp.ALL:
