@@ -129,19 +129,24 @@ class Storm:
         return [(f"wave_{wave}", day) for wave in range(self.waves) for day in days]
 
     def graph(self) -> dict[str, list[str]]:
-        """Each step and those it requires: some of the last before it; all lead to a top."""
+        """Each step and those it requires: some of the last before it; all lead to a top.
+
+        Every fifty it begins anew: to ask all of a graph whether they are done takes its time, in
+        which a scheduler must not always be killed.
+        """
         chance, nodes = random.Random(self.seed), list[str]()
         found: dict[str, list[str]] = {}
         for number in range(self.tasks - len(self.tops)):
             kind = "brief" if number % 4 == 3 else "node"
             if self.frames and number % self.frames == 1:
                 kind = "frame"
-            last = nodes[-12:]
+            last = nodes[max(number // 50 * 50, number - 12) :]
             nodes.append(f"{kind} {number}")
             found[nodes[-1]] = sorted(chance.sample(last, k=min(len(last), chance.randrange(4))))
         tops = [f"{name} {day}" for name, day in self.tops]
         for place, top in enumerate(tops):
-            found[top] = nodes[place :: len(tops)]
+            some = slice(len(nodes) * place // len(tops), len(nodes) * (place + 1) // len(tops))
+            found[top] = nodes[some]
         return found
 
     def pipelines(self) -> str:

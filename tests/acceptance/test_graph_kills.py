@@ -14,6 +14,7 @@ from tidegate.control.jobs import Jobs
 from tidegate.model.job import NOTHING, JobRequest, LockAt
 
 PIPELINES = """
+from datetime import date
 from pathlib import Path
 import tidegate as tg
 
@@ -40,6 +41,10 @@ def third(ctx):
 @tg.task(requires=[first], schedule="0 0 1 1 *")
 def yearly(ctx):
     note("yearly")
+
+@tg.task(schedule="0 0 * * *", catch_up="all")
+def daily(ctx, day: date):
+    note(f"daily {day}")
 """
 NAMES = ["first", "second", "third"]
 
@@ -157,15 +162,23 @@ def test_those_behind_a_failure_whose_worker_was_killed_fail_by_the_next_though_
     assert calls(queue) == ["first"]
 
 
+def look_back(queue: Queue, name: str, since: str) -> None:
+    """As if no scheduler had been there for so long."""
+    once(queue, "scheduler")
+    with psycopg.connect(queue.scene.control, autocommit=True) as connection:
+        connection.execute(
+            "UPDATE tidegate_control.schedules SET seen_until = now() - %s::interval"
+            " WHERE name = %s",
+            (since, name),
+        )
+
+
 @pytest.mark.parametrize("point", ["tick.queued", "tick.noted", "tick.committed"])
 def test_a_scheduler_killed_in_a_tick_leaves_the_whole_graph_with_it_or_nothing(
     queue: Queue, point: str
 ) -> None:
-    once(queue, "scheduler")
+    look_back(queue, "yearly", "1 year")
     with psycopg.connect(queue.scene.control, autocommit=True) as connection:
-        connection.execute(
-            "UPDATE tidegate_control.schedules SET seen_until = now() - interval '1 year'"
-        )
         kill_at(queue, point, "scheduler")
         ticks = connection.execute("SELECT outcome FROM tidegate_control.schedule_ticks").fetchall()
         needs = connection.execute("SELECT count(*) FROM tidegate_control.job_needs").fetchone()
@@ -177,4 +190,17 @@ def test_a_scheduler_killed_in_a_tick_leaves_the_whole_graph_with_it_or_nothing(
     once(queue, "scheduler")
     queue.burst()
     assert calls(queue) == ["first", "yearly"]
+    queue.assert_ended_once()
+
+
+def test_a_scheduler_killed_while_it_catches_up_goes_on_where_it_was(queue: Queue) -> None:
+    look_back(queue, "daily", "10 days")
+    kill_at(queue, "tick.queued@4", "scheduler")
+    counted = "SELECT count(*) FROM tidegate_control.schedule_ticks WHERE outcome = 'queued'"
+    with psycopg.connect(queue.scene.control, autocommit=True) as connection:
+        assert connection.execute(counted).fetchone() == (3,)
+        once(queue, "scheduler")
+        assert connection.execute(counted).fetchone() == (10,)
+    queue.burst()
+    assert len(set(calls(queue))) == len(calls(queue)) == 10
     queue.assert_ended_once()

@@ -204,7 +204,7 @@ def test_a_full_load_of_nothing_is_found_after_a_crash_as_any_other(
     assert lake.database.execute(f"SELECT FROM {lake.schema}.intents") == []
 
 
-def test_a_full_load_replaces_every_part_whatever_spark_was_told(
+def test_a_full_load_of_nothing_empties_every_part_whatever_spark_was_told(
     lake: Lake, warm_spark: SparkSessions
 ) -> None:
     overwrite = "spark.sql.sources.partitionOverwriteMode"
@@ -214,10 +214,10 @@ def test_a_full_load_replaces_every_part_whatever_spark_was_told(
     try:
         assert warm_spark.get().newSession().conf.get(overwrite) == "dynamic"
         harness = LakeHarness(lake, layout=Layout(partition_by=(Term("name"),)))
-        for update_id, rows in (("two", ROWS), ("one", ROWS[:1])):
-            fence = harness.attempt()
-            writes = harness.stage(fence, rows)
-            harness.publish(fence, writes, Batch(BatchKind.FULL), update_id=update_id)
-            assert harness.rows() == rows
+        fence = harness.attempt()
+        harness.publish(fence, harness.stage(fence, ROWS), Batch(BatchKind.FULL))
+        assert harness.rows() == ROWS
+        harness.publish(harness.attempt(), (), Batch(BatchKind.FULL))
+        assert harness.rows() == []
     finally:
         shared.remove(overwrite)

@@ -121,29 +121,41 @@ class Scheduler:
     def _try(
         self, control: Connection, one: Scheduled, since: datetime, now: datetime
     ) -> Scheduling:
+        done, seen = Scheduling(), since
         try:
-            return self._see_to(control, one, since, now)
+            for _ in range(_TICKS_AT_ONCE if one.kind == TASK else 1):
+                some = self._see_to(control, one, seen, now)
+                if some is None:
+                    break
+                done, seen = done + some[0], some[1]
+                if seen >= now:
+                    break
         except (TidegateError, psycopg.Error) as error:
             if control.closed:
                 raise
             # The tick is still due; a database that is away need not be asked every second.
             self._not_before[one.name] = now + _AGAIN_AFTER
             log.warning("tick_not_queued", name=one.name, error=str(error).splitlines()[0])
-            return Scheduling()
+        return done
 
     def _see_to(
         self, control: Connection, one: Scheduled, since: datetime, now: datetime
-    ) -> Scheduling:
-        """All ticks up to now, or the oldest of them where each one counts."""
+    ) -> tuple[Scheduling, datetime] | None:
+        """All ticks up to now, or the oldest of them where each one counts, and up to which moment.
+
+        A task's are seen to one by one: a graph may take long to look through, and whoever is
+        killed meanwhile should not have to begin with the first of them again. None when another
+        sees to it.
+        """
         ticks = one.schedule.due(since, now, one.catch_up)
-        some = ticks[:_TICKS_AT_ONCE]
+        some = ticks[: 1 if one.kind == TASK else _TICKS_AT_ONCE]
         until = now if len(some) == len(ticks) else some[-1]
         prepared = [(tick, self._prepare[one.kind](one, tick)) for tick in some]
         outcomes: list[TickOutcome] = []
         with control.transaction():
             control.execute(_PATIENCE)
             if not self._schedules.lock(control, one.name, since):
-                return Scheduling()
+                return None
             disabled = self._judge(control, one, now) if some else None
             for tick, enqueue in prepared:
                 if self._schedules.has_tick(control, one.name, tick):
@@ -167,7 +179,7 @@ class Scheduler:
         if missed:
             log.info("ticks_missed", name=one.name, ticks=missed, catch_up=one.catch_up.value)
         counts = {outcome.value: outcomes.count(outcome) for outcome in TickOutcome}
-        return Scheduling(**counts, missed=missed)
+        return Scheduling(**counts, missed=missed), until
 
     def _judge(self, control: Connection, one: Scheduled, now: datetime) -> Enqueued | None:
         if one.kind == TASK:
