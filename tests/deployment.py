@@ -77,10 +77,11 @@ def depth_query() -> str:
 
 
 def pods() -> dict[str, Document]:
-    """The pod template of the worker and of the sweeper."""
+    """The pod templates of the worker, the sweeper and the scheduler."""
     return {
         "worker": manifest("worker")["spec"]["jobTargetRef"]["template"],
         "sweeper": manifest("sweeper")["spec"]["template"],
+        "scheduler": manifest("scheduler")["spec"]["template"],
     }
 
 

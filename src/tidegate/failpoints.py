@@ -38,6 +38,7 @@ POINTS = (
     "branch.dropped",
     "job.finishing",
     "job.finished",
+    "job.settling",
     "adopt.moved",
     "adopt.committed",
     "vacuum.chunk",

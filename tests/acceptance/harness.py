@@ -50,6 +50,8 @@ class Scene:
     cursor: str = "updated_at"
     worker: dict[str, str] = field(default_factory=dict)
     pipelines: str | None = None
+    sections: dict[str, dict[str, object]] = field(default_factory=dict)
+    """what else tidegate.toml says"""
     lake: bool = False
     """the target is a table of a lake; its ledger is in the control database"""
     sync: dict[str, object] = field(default_factory=dict)
@@ -107,6 +109,9 @@ class Scene:
         lines += [f"{name} = {json.dumps(value)}" for name, value in self.spark.items()]
         lines += ["[worker]"]
         lines += [f"{name} = {json.dumps(value)}" for name, value in self.worker.items()]
+        for section, options in self.sections.items():
+            lines.append(f"[{section}]")
+            lines += [f"{name} = {_toml(value)}" for name, value in options.items()]
         if self.pipelines is None:
             for table in self.tables:
                 values: dict[str, object] = {

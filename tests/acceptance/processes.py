@@ -108,11 +108,13 @@ class Process:
                 continue
             try:
                 fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
+                state, session = fields[0], int(fields[3])
+                if session != self.pid or state in "ZX":
+                    continue
                 command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            state, session = fields[0], int(fields[3])
-            if session == self.pid and state not in "ZX" and command_part in command:
+            if command_part in command:
                 found.append(int(folder.name))
         return found
 

@@ -134,3 +134,48 @@ def test_others_are_queued_while_one_is_disabled(clockwork: Clockwork, now: date
     done = clockwork.scheduler(one, other).run_once(clockwork.control, last + timedelta(minutes=1))
     assert (done.queued, done.disabled) == (1, 1)
     assert clockwork.queued("other") == [last + timedelta(minutes=1)]
+
+
+PIPELINES = """
+from datetime import date
+import tidegate as tg
+
+@tg.task(retries=0)
+def revenue(ctx, day: date):
+    if day == date(2026, 5, 1):
+        raise ValueError("broken")
+
+@tg.task(requires=lambda day: [tg.needs(revenue, day=date(2026, 5, 1) if day.day < 5 else day)],
+         schedule="0 0 * * *", catch_up="all")
+def report(ctx, day: date):
+    pass
+"""
+
+
+def test_a_run_of_a_task_that_fails_too_often_is_disabled_and_its_other_runs_go_on(
+    make_place: MakePlace,
+) -> None:
+    limits = {"disable_after": 2, "disable_window": "1 hour", "disable_for": "30 minutes"}
+    place = make_place(pipelines=PIPELINES, scheduler=limits)
+    with place.open() as project:
+        project.context.control_id()
+        scheduler = project.schedule_loop("test").scheduler
+        with project.context.plane.connect() as control:
+            scheduler.run_once(control, datetime(2026, 5, 1, 12, tzinfo=UTC))
+            found = []
+            for day in range(2, 8):
+                done = scheduler.run_once(control, datetime(2026, 5, day, tzinfo=UTC))
+                found.append((done.queued, done.disabled))
+                project.worker(burst=True).run()
+            # The reports of the 2nd and 3rd failed with it; that of the 4th was not even queued.
+            assert found == [(1, 0), (1, 0), (0, 1), (1, 0), (1, 0), (1, 0)]
+            ((detail,),) = control.execute(
+                "SELECT detail FROM tidegate_control.schedule_ticks WHERE outcome = 'disabled'"
+            )
+            assert detail.startswith("revenue(day=2026-05-01): 2 failures; disabled until ")
+            states = TaskStates(project.context.plane, project.name)
+            assert not states.enable(control, "report", "ana")
+            assert states.enable(control, "revenue", "ana")
+            assert not states.enable(control, "revenue", "ana")
+        # A person may always ask for it.
+        assert project.submit_task("revenue", day="2026-05-01").created

@@ -15,7 +15,7 @@ from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.cursor import CursorType
 from tidegate.model.lake import attempt_of
-from tidegate.model.layout import Layout
+from tidegate.model.layout import Layout, Term
 from tidegate.model.rules import Mode, Rules
 from tidegate.spark.session import SparkSessions
 
@@ -180,3 +180,44 @@ def test_deletes_that_outlive_their_rows_do_not_make_a_table_look_empty(lake: La
     writes = harness.stage(fence, [(1, "z", 4)])
     harness.publish(fence, writes, Batch(BatchKind.RANGE, "3", "4"))
     assert harness.rows() == [(1, "z", 4), (2, "y", 3)]
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(), Layout(partition_by=(Term("name"),))], ids=["whole", "parts"]
+)
+def test_a_full_load_of_nothing_is_found_after_a_crash_as_any_other(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, layout: Layout
+) -> None:
+    harness = LakeHarness(lake, layout=layout)
+    fence = harness.attempt()
+    harness.publish(fence, harness.stage(fence, ROWS), Batch(BatchKind.FULL), update_id="rows")
+    before = harness.watermark()
+    crash_at(monkeypatch, "branch.forwarded")
+    with pytest.raises(Crash):
+        harness.publish(harness.attempt(), (), Batch(BatchKind.FULL), update_id="nothing")
+    assert (harness.rows(), harness.markers()) == ([], ["rows"])
+    assert harness.read().holds("nothing")
+    harness.destination.heal(harness.attempt())
+    assert sorted(harness.markers()) == ["nothing", "rows"]
+    assert harness.watermark().version == before.version + 1
+    assert harness.exists("nothing")
+    assert lake.database.execute(f"SELECT FROM {lake.schema}.intents") == []
+
+
+def test_a_full_load_of_nothing_empties_every_part_whatever_spark_was_told(
+    lake: Lake, warm_spark: SparkSessions
+) -> None:
+    overwrite = "spark.sql.sources.partitionOverwriteMode"
+    # Where a session begins with what the user has set for all of them.
+    shared = warm_spark.get().sparkContext._jsc.sc().conf()
+    shared.set(overwrite, "dynamic")
+    try:
+        assert warm_spark.get().newSession().conf.get(overwrite) == "dynamic"
+        harness = LakeHarness(lake, layout=Layout(partition_by=(Term("name"),)))
+        fence = harness.attempt()
+        harness.publish(fence, harness.stage(fence, ROWS), Batch(BatchKind.FULL))
+        assert harness.rows() == ROWS
+        harness.publish(harness.attempt(), (), Batch(BatchKind.FULL))
+        assert harness.rows() == []
+    finally:
+        shared.remove(overwrite)

@@ -26,7 +26,8 @@ from tidegate.settings.load import load_settings
 from tidegate.version import __version__
 
 PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
-NAMES = ("trigger-authentication", "worker", "sweeper")
+NAMES = ("trigger-authentication", "worker", "sweeper", "scheduler")
+ALWAYS_ON = ("sweeper", "scheduler")
 
 # What the PostgreSQL scaler reads from its trigger, beside the connection that it gets by
 # reference. The CRD takes any text there, so this list is ours, from KEDA's documentation.
@@ -110,6 +111,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Document], Any]]] = {
     ),
     "no selector": ("sweeper", lambda d: d["spec"].pop("selector")),
     "a text for a count": ("sweeper", lambda d: d["spec"].update(replicas="1")),
+    "a misspelt selector": ("scheduler", lambda d: d["spec"].update(selectors={})),
     "a field of another kind": ("sweeper", lambda d: d["spec"].update(backoffLimit=0)),
 }
 
@@ -168,10 +170,14 @@ def test_kubernetes_neither_retries_nor_keeps_a_worker() -> None:
     assert "activeDeadlineSeconds" not in job
 
 
-def test_a_worker_takes_one_job_and_the_sweeper_none() -> None:
+def test_a_worker_takes_one_job_and_the_others_none() -> None:
     arguments = {name: container(pod)["args"] for name, pod in pods().items()}
-    assert arguments == {"worker": ["worker", "--once"], "sweeper": ["sweeper"]}
-    assert manifest("sweeper")["spec"]["replicas"] >= 1
+    assert arguments == {
+        "worker": ["worker", "--once"],
+        "sweeper": ["sweeper"],
+        "scheduler": ["scheduler"],
+    }
+    assert all(manifest(name)["spec"]["replicas"] >= 1 for name in ALWAYS_ON)
 
 
 @pytest.mark.parametrize("pod", pods())
@@ -265,11 +271,11 @@ def test_a_workers_cores_are_limited_since_spark_takes_all_it_sees() -> None:
     assert "cpu" in container(pods()["worker"])["resources"]["limits"]
 
 
-def test_the_sweepers_selector_matches_its_own_pods_and_no_workers() -> None:
-    selected = manifest("sweeper")["spec"]["selector"]["matchLabels"].items()
-    labels = {name: pod["metadata"]["labels"].items() for name, pod in pods().items()}
-    assert selected <= labels["sweeper"]
-    assert not selected <= labels["worker"]
+@pytest.mark.parametrize("name", ALWAYS_ON)
+def test_a_deployments_selector_matches_its_own_pods_and_no_others(name: str) -> None:
+    selected = manifest(name)["spec"]["selector"]["matchLabels"].items()
+    labels = {pod: template["metadata"]["labels"].items() for pod, template in pods().items()}
+    assert [pod for pod in labels if selected <= labels[pod]] == [name]
 
 
 def test_the_page_names_every_secret_and_key_that_the_manifests_ask_for() -> None:

@@ -10,6 +10,7 @@ from tidegate.cli.moments import moment
 from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, open_project
 from tidegate.cli.output import print_json, print_line, print_table
 from tidegate.cli.translation import translated
+from tidegate.model.job import TASK
 
 if TYPE_CHECKING:
     from tidegate.insight.schedules import ScheduleStatus
@@ -115,7 +116,9 @@ def _row(one: ScheduleStatus) -> tuple[Any, ...]:
             why = f": {one.line.paused_reason}" if one.line.paused_reason else ""
             state = f"paused by {one.line.paused_by}{why}"
         elif one.line.disabled_until is not None:
-            state = f"DISABLED until {moment(one.line.disabled_until)}"
+            # Of a task, only runs with some parameters.
+            some = " in part" if one.line.kind == TASK else ""
+            state = f"DISABLED{some} until {moment(one.line.disabled_until)}"
     return line, when, state, moment(one.next_tick), last, came_to
 
 

@@ -8,7 +8,10 @@ from uuid import UUID
 
 from tidegate.control.needs import Needs
 from tidegate.control.plane import ControlPlane
+from tidegate.model.job import TASK
 from tidegate.postgres.connect import Connection
+
+_TASK_CRASHES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ class DeadAttempts:
                 "published": published,
                 "last": last,
                 "channel": self.plane.channel("jobs"),
+                "task": TASK,
+                "task_crashes": _TASK_CRASHES,
             },
         ).fetchone()
         if row is not None and row[1]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from tidegate.control.plane import ControlPlane
+from tidegate.failpoints import reach
 from tidegate.model.job import JobStatus
 from tidegate.postgres.connect import Connection
 
@@ -34,6 +35,7 @@ class Needs:
         """Tell those who wait for a job how it ended, and those who wait for them in turn."""
         done, ended = Settled(), [job_id]
         while ended:
+            reach("job.settling")
             with connection.transaction():
                 released, failed = self._settle(connection, ended.pop(), actor)
             done += Settled(released, len(failed))

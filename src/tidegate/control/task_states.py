@@ -47,15 +47,24 @@ class TaskStates:
         now: datetime,
         *,
         digest: str = "",
+        update_id: str | None = None,
     ) -> Disabled | None:
-        """Whether it is disabled now; too many failures of late disable it."""
+        """Whether it is disabled now; too many failures of late disable it.
+
+        With an `update_id`, those of this run of a task alone.
+        """
         found = self.disabled(connection, name, now, digest=digest)
         if found is not None:
             return found
         named = {"project": self.project, "name": name, "digest": digest, "now": now}
         rows = connection.execute(
             self.plane.statement("task_states", "list_failures"),
-            named | {"kind": kind, "since": now - timedelta(seconds=rule.window_seconds)},
+            named
+            | {
+                "kind": kind,
+                "since": now - timedelta(seconds=rule.window_seconds),
+                "update_id": update_id,
+            },
         ).fetchall()
         if len(rows) < rule.after:
             return None

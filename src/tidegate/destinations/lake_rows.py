@@ -63,7 +63,10 @@ class LakeRows:
             return self._clear_part(into, branch, marks) if had else Applied(0, first=False)
         if not self.writes:
             if full and had:
-                self.session.run(statements.clear_rows(into))
+                # Not by DELETE: where whole files go, Iceberg leaves the marks out of its snapshot.
+                none = statements.no_rows(self.shape)
+                clear = statements.insert_rows(into, none, self.shape, overwrite=True)
+                self.session.run(clear)
             return Applied(table.rows(branch or MAIN) if full else 0, first=False)
         application = LakeApplication(
             self.shape,
@@ -87,8 +90,7 @@ class LakeRows:
         )
 
     def _clear_part(self, into: str, branch: str | None, marks: Mapping[str, str]) -> Applied:
-        """No row is a part as well: an empty one."""
-        # Not by DELETE: where whole files go, Iceberg leaves the marks out of its snapshot.
+        """No row is a part as well: an empty one; not by DELETE, as above."""
         none = statements.no_rows(self.shape)
         self.session.run(statements.replace_part(into, none, self.shape, self.rules.within))
         after = read_table(self.session.catalog, self.relation)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _PROPERTY = "spark.sql.iceberg.snapshot-property."
+# To overwrite a table is to replace all of it, whatever the user's own jobs mean by that.
+_STATIC = {"spark.sql.sources.partitionOverwriteMode": "static"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,8 @@ def lake_session(
 
     One that `maintains` adds and takes away no row, so that a race it has lost harms nobody.
     """
-    spark = sessions.separate(catalog.spark_conf(attempt_id, maintains=maintains))
+    conf = catalog.spark_conf(attempt_id, maintains=maintains)
+    spark = sessions.separate({**conf, **_STATIC})
     session = LakeSession(spark, catalog)
     if session.is_classic and EXTENSIONS not in str(spark.conf.get("spark.sql.extensions", "")):
         # A session that somebody else has started, for other things.

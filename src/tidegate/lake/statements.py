@@ -119,10 +119,6 @@ def find_row(table: str) -> str:
     return f"SELECT 1 FROM {table} LIMIT 1"
 
 
-def clear_rows(table: str) -> str:
-    return f"DELETE FROM {table}"
-
-
 def no_rows(shape: Shape) -> str:
     """Staged rows of which there are none."""
     columns = ", ".join(

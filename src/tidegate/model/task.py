@@ -106,10 +106,14 @@ class TaskRun:
         return task_update_id(self.task.project, self.name, self.canonical, target)
 
     @property
+    def digest(self) -> str:
+        """What tells the runs of one task apart: its parameters."""
+        return task_digest(self.canonical, None)
+
+    @property
     def resource(self) -> str:
         """What a run of a side effect locks."""
-        digest = task_digest(self.canonical, None)
-        return f"task:{self.task.project}/{self.name}:{digest}"
+        return f"task:{self.task.project}/{self.name}:{self.digest}"
 
     @property
     def unique_key(self) -> str:

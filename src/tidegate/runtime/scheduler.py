@@ -14,14 +14,15 @@ import psycopg
 from tidegate.control.limits import Limits
 from tidegate.control.needs import Needs
 from tidegate.control.schedules import Schedules
-from tidegate.control.task_states import DisableRule, TaskStates
 from tidegate.errors import TidegateError
 from tidegate.failpoints import reach
 from tidegate.log import log
+from tidegate.model.job import TASK
 from tidegate.model.schedule import CatchUp
 from tidegate.model.scheduled import Scheduled, TickOutcome
 from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
+from tidegate.runtime.disabling import why_disabled
 
 _DECLARE_EVERY = timedelta(minutes=1)
 _AGAIN_AFTER = timedelta(seconds=10)
@@ -82,7 +83,6 @@ class Scheduler:
         self._actor = actor
         project = context.settings.project.name
         self._schedules = Schedules(context.plane, project)
-        self._states = TaskStates(context.plane, project)
         self._limits = Limits(context.plane, project)
         self._declare_at: datetime | None = None
         self._next: dict[str, tuple[datetime, datetime]] = {}
@@ -121,29 +121,41 @@ class Scheduler:
     def _try(
         self, control: Connection, one: Scheduled, since: datetime, now: datetime
     ) -> Scheduling:
+        done, seen = Scheduling(), since
         try:
-            return self._see_to(control, one, since, now)
+            for _ in range(_TICKS_AT_ONCE if one.kind == TASK else 1):
+                some = self._see_to(control, one, seen, now)
+                if some is None:
+                    break
+                done, seen = done + some[0], some[1]
+                if seen >= now:
+                    break
         except (TidegateError, psycopg.Error) as error:
             if control.closed:
                 raise
             # The tick is still due; a database that is away need not be asked every second.
             self._not_before[one.name] = now + _AGAIN_AFTER
             log.warning("tick_not_queued", name=one.name, error=str(error).splitlines()[0])
-            return Scheduling()
+        return done
 
     def _see_to(
         self, control: Connection, one: Scheduled, since: datetime, now: datetime
-    ) -> Scheduling:
-        """All ticks up to now, or the oldest of them where each one counts."""
+    ) -> tuple[Scheduling, datetime] | None:
+        """All ticks up to now, or the oldest of them where each one counts, and up to which moment.
+
+        A task's are seen to one by one: a graph may take long to look through, and whoever is
+        killed meanwhile should not have to begin with the first of them again. None when another
+        sees to it.
+        """
         ticks = one.schedule.due(since, now, one.catch_up)
-        some = ticks[:_TICKS_AT_ONCE]
+        some = ticks[: 1 if one.kind == TASK else _TICKS_AT_ONCE]
         until = now if len(some) == len(ticks) else some[-1]
         prepared = [(tick, self._prepare[one.kind](one, tick)) for tick in some]
         outcomes: list[TickOutcome] = []
         with control.transaction():
             control.execute(_PATIENCE)
             if not self._schedules.lock(control, one.name, since):
-                return Scheduling()
+                return None
             disabled = self._judge(control, one, now) if some else None
             for tick, enqueue in prepared:
                 if self._schedules.has_tick(control, one.name, tick):
@@ -167,22 +179,14 @@ class Scheduler:
         if missed:
             log.info("ticks_missed", name=one.name, ticks=missed, catch_up=one.catch_up.value)
         counts = {outcome.value: outcomes.count(outcome) for outcome in TickOutcome}
-        return Scheduling(**counts, missed=missed)
+        return Scheduling(**counts, missed=missed), until
 
     def _judge(self, control: Connection, one: Scheduled, now: datetime) -> Enqueued | None:
-        settings = self._context.settings.scheduler
-        rule = DisableRule(
-            one.disable_after or settings.disable_after,
-            settings.disable_window_seconds,
-            settings.disable_for_seconds,
-        )
-        found = self._states.judge(control, one.name, one.kind, rule, now)
-        if found is None:
+        if one.kind == TASK:
+            # Each of its runs by itself, when it is known which one a tick asks for.
             return None
-        detail = f"{found.failures} failures; disabled until {found.until:%Y-%m-%d %H:%M:%S} UTC"
-        if found.since == now:
-            log.warning("disabled", name=one.name, failures=found.failures, until=str(found.until))
-        return Enqueued(TickOutcome.DISABLED, detail=detail)
+        why = why_disabled(self._context, control, one, now)
+        return None if why is None else Enqueued(TickOutcome.DISABLED, detail=why)
 
     def _count_missed(self, one: Scheduled, since: datetime, now: datetime, due: int) -> int:
         if one.catch_up is CatchUp.ALL:

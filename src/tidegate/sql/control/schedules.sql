@@ -39,8 +39,10 @@ LEFT JOIN LATERAL (
     WHERE t.project = s.project AND t.name = s.name
     ORDER BY tick DESC LIMIT 1) t ON true
 LEFT JOIN {schema}.jobs j ON j.job_id = t.job_id
-LEFT JOIN {schema}.task_states d ON d.project = s.project AND d.name = s.name
-    AND d.parameters_digest = '' AND d.disabled_until > now()
+LEFT JOIN LATERAL (
+    SELECT disabled_until, disabled_by FROM {schema}.task_states d
+    WHERE d.project = s.project AND d.name = s.name AND d.disabled_until > now()
+    ORDER BY disabled_until DESC LIMIT 1) d ON true
 WHERE s.project = %(project)s AND s.removed_at IS NULL
 ORDER BY s.name
 

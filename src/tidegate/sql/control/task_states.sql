@@ -9,13 +9,14 @@ WHERE project = %(project)s AND name = %(name)s AND parameters_digest = %(digest
   AND disabled_until > %(now)s
 
 -- name: list_failures
--- When jobs of a name failed of late, or were known to, since it was last enabled; what only waited
--- for another that failed has no attempt.
+-- When jobs of a name, or of one run of a task, failed of late, or were known to, since it was last
+-- enabled; what only waited for another that failed has no attempt.
 SELECT DISTINCT f.at
 FROM (SELECT j.finished_at AS at FROM {schema}.jobs j
       WHERE j.project = %(project)s AND j.name = %(name)s AND j.kind = %(kind)s
         AND j.status = 'failed' AND j.attempt_count > 0 AND j.finished_at > %(since)s
         AND j.submitted_at > %(since)s - interval '7 days'
+        AND (%(update_id)s::text IS NULL OR j.payload ->> 'update_id' = %(update_id)s)
       UNION ALL
       SELECT unnest(s.failures) FROM {schema}.task_states s
       WHERE s.project = %(project)s AND s.name = %(name)s AND s.parameters_digest = %(digest)s) f
