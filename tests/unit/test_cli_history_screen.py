@@ -1,12 +1,15 @@
-"""How trends look on a terminal of 80 columns, to the letter."""
+"""How the history looks on a terminal of 80 columns, to the letter."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 import pytest
 
-from tidegate.cli.history_screen import WIDTH, print_trends, spark_lines, took_text
+from tidegate.cli.history_screen import WIDTH, print_runs, print_trends, spark_lines, took_text
+from tidegate.model.task_history import TaskRecord, TaskStatus
 from tidegate.model.trend import Trend
 
 NOW = datetime(2026, 11, 16, tzinfo=UTC)
@@ -120,3 +123,51 @@ def test_what_spark_says_fits_the_screen() -> None:
     assert max(map(len, lines)) <= WIDTH - 13
     assert spark_lines({"jobs": 1, "stages": 1, "tasks": 1})[0] == "1 job, 1 stage, 1 task"
     assert spark_lines(None) == []
+
+
+RUN = TaskRecord(
+    id=UUID("01a1e208-0000-7000-8000-000000000001"),
+    recorded_at=NOW,
+    job_id=UUID(int=1),
+    attempt_id="a",
+    attempt=1,
+    project="shop",
+    kind="task",
+    name="load",
+    parameters={"day": "2026-11-04"},
+    parameters_digest="d",
+    host="vm",
+    worker_id="w",
+    status=TaskStatus.DONE,
+    submitted_at=NOW,
+    started_at=NOW,
+    finished_at=NOW + timedelta(seconds=2),
+    rows=1234,
+    bytes=None,
+    metrics=None,
+    error=None,
+    traceback=None,
+)
+LISTED = """\
+id            started (UTC)  status        took     rows  what
+01a1e208-0000 11-16 00:00:00 done         2.0 s    1,234  load(day=2026-11-04)
+02a1e208-0000 11-16 00:00:00 done         2.0 s    1,234  load
+  day=2026-11-04, region=somewhere
+03a1e208-0000 11-16 00:00:00 failed       2.0 s    1,234  load(day=2026-11-04)
+  no such day
+04a1e208-0000 11-16 00:00:00 done         2.0 s    1,234  orders
+"""
+
+
+def test_a_run_of_a_task_says_what_it_was_given(capsys: pytest.CaptureFixture[str]) -> None:
+    ids = [UUID(f"0{n}a1e208-0000-7000-8000-000000000001") for n in range(1, 5)]
+    two = {"day": "2026-11-04", "region": "somewhere"}
+    print_runs(
+        [
+            replace(RUN, id=ids[0]),
+            replace(RUN, id=ids[1], parameters=two),
+            replace(RUN, id=ids[2], status=TaskStatus.FAILED, error="no such day\nand more"),
+            replace(RUN, id=ids[3], kind="sync", name="orders", parameters={"x": 1}),
+        ]
+    )
+    assert capsys.readouterr().out == LISTED

@@ -44,10 +44,16 @@ def print_runs(runs: Sequence[TaskRecord]) -> None:
     for one in runs:
         rows = "" if one.rows is None else short_number(one.rows)
         took = "" if one.seconds is None else took_text(one.seconds)
+        name, given = what(one.kind, one.name), _given(one) if one.kind == "task" else ""
+        whole = f"{name}({given})"
+        fits = bool(given) and len(whole) <= room
         print_line(
             f"{ids[one.id]:<{widest}} {one.started_at:%m-%d %H:%M:%S} {one.status.value:<10} "
-            f"{took:>7} {rows:>8}  {cut(what(one.kind, one.name), room)}"
+            f"{took:>7} {rows:>8}  {whole if fits else cut(name, room)}"
         )
+        if given and not fits and not one.error:
+            # An error names them itself.
+            print_line("  " + cut(given, WIDTH - 2))
         if one.error:
             print_line("  " + cut(one.error.partition("\n")[0], WIDTH - 2))
 
@@ -57,7 +63,6 @@ def print_run(run: TaskRecord, events: Sequence[TaskEvent]) -> None:
     print_line(f"run {run.id}: {run.kind} {run.name}, {run.status.value}")
     where = f"{run.host}, worker {run.worker_id}" if run.host else f"worker {run.worker_id}"
     metrics = {key: value for key, value in (run.metrics or {}).items() if key not in _TOLD}
-    given = ", ".join(f"{key}={parameter_text(one)}" for key, one in run.parameters.items())
     for label, value in (
         ("job", f"{run.job_id}, attempt {run.attempt}"),
         ("where", where),
@@ -67,7 +72,7 @@ def print_run(run: TaskRecord, events: Sequence[TaskEvent]) -> None:
         ("took", "" if run.seconds is None else took_text(run.seconds)),
         ("rows", "" if run.rows is None else f"{run.rows:,}"),
         ("bytes", "" if run.bytes is None else f"{run.bytes:,}"),
-        ("given", given),
+        ("given", _given(run)),
         ("metrics", pairs(metrics)),
         *zip(("spark", "", "", ""), spark_lines((run.metrics or {}).get("spark")), strict=False),
     ):
@@ -84,6 +89,10 @@ def print_run(run: TaskRecord, events: Sequence[TaskEvent]) -> None:
         print_line("traceback:")
         for text in run.traceback.rstrip().splitlines():
             print_line(f"  {text}")
+
+
+def _given(run: TaskRecord) -> str:
+    return ", ".join(f"{key}={parameter_text(one)}" for key, one in run.parameters.items())
 
 
 def spark_lines(found: dict[str, Any] | None) -> list[str]:
