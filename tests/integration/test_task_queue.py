@@ -137,3 +137,25 @@ def test_a_tick_of_a_task_that_is_complete_queues_nothing(place: Place) -> None:
     assert look(place, datetime(2026, 11, 12, 4, 30, tzinfo=UTC)).complete == 1
     work(place)
     assert len(calls(place)) == 4
+
+
+def test_a_task_that_failed_waits_as_long_as_it_says(make_place: MakePlace) -> None:
+    place = make_place(
+        pipelines="""
+import tidegate as tg
+
+@tg.task(retries=1, retry_delay="5 min")
+def slow(ctx):
+    raise ValueError("broken")
+"""
+    )
+    place.open().submit_task("slow")
+    place.open().worker(once=True).run()
+    assert jobs(place)["slow"][0] == "pending"
+    wait = place.control.value(
+        "SELECT extract(epoch FROM visible_at - now()) FROM tidegate_control.job_queue"
+    )
+    assert 240 < wait <= 300
+    place.control.execute("UPDATE tidegate_control.job_queue SET visible_at = now()")
+    work(place)
+    assert jobs(place)["slow"][0] == "failed"
