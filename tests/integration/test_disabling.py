@@ -136,6 +136,45 @@ def test_others_are_queued_while_one_is_disabled(clockwork: Clockwork, now: date
     assert clockwork.queued("other") == [last + timedelta(minutes=1)]
 
 
+def test_of_a_group_the_table_that_fails_is_left_out_and_the_others_go_on(
+    make_place: MakePlace, now: datetime
+) -> None:
+    group = {"source": "shop:public.*", "target": "warehouse:raw.{table}", "cursor": "updated_at"}
+    place = make_place(
+        {**group, "name": "all", "schedule": MINUTELY}, scheduler={"disable_after": 2}
+    )
+    for table in ("good", "bad"):
+        place.source.execute(
+            f"CREATE TABLE {table} (id int PRIMARY KEY, updated_at timestamptz NOT NULL)"
+        )
+    with open_clockwork(place) as clockwork:
+        project, control = clockwork.project, clockwork.control
+        states = TaskStates(project.context.plane, project.name)
+        scheduler = project.schedule_loop("test").scheduler
+
+        def tick(minutes: int) -> set[str]:
+            """The tables that are queued for it; jobs of the bad one fail, the others are done."""
+            moment = now + timedelta(minutes=minutes)
+            assert scheduler.run_once(control, moment).queued == 1
+            rows = control.execute(
+                "SELECT job_id, name FROM tidegate_control.job_queue q"
+                " JOIN tidegate_control.jobs j USING (job_id)"
+            ).fetchall()
+            jobs = Jobs(project.context.plane)
+            for job_id, name in rows:
+                claim = jobs.claim(control, "w", job_id, lease_seconds=60)
+                assert claim is not None
+                status = FAILED if name == "all.bad" else DONE
+                assert jobs.finish(control, claim, status, actor="w", error="it broke")
+            return {name for _, name in rows}
+
+        scheduler.run_once(control, now)
+        assert tick(1) == tick(2) == {"all.good", "all.bad"}
+        assert tick(3) == {"all.good"}
+        assert states.enable(control, "all", "ana")
+        assert tick(4) == {"all.good", "all.bad"}
+
+
 PIPELINES = """
 from datetime import date
 import tidegate as tg

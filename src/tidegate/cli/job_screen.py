@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tidegate.cli.effects import action_line, is_maintenance
 from tidegate.cli.moments import moment, span
 from tidegate.cli.output import print_line, print_table
+from tidegate.model.job import ended_by
 from tidegate.model.job_state import JobState
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def _facts(detail: JobDetail) -> list[tuple[str, str]]:
         (
             "tries",
             f"{record.attempt_count} so far, {record.error_count} errors, {record.crash_count} "
-            f"crashes; {record.max_attempts} of either end it",
+            f"crashes; " + ended_by(record.kind, record.max_attempts),
         ),
         ("started", moment(record.started_at)),
         ("finished", moment(record.finished_at)),

@@ -8,10 +8,8 @@ from uuid import UUID
 
 from tidegate.control.needs import Needs
 from tidegate.control.plane import ControlPlane
-from tidegate.model.job import TASK
+from tidegate.model.job import most_crashes
 from tidegate.postgres.connect import Connection
-
-_TASK_CRASHES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +23,7 @@ class DeadAttempt:
     payload: dict[str, Any]
     plan: dict[str, Any] | None
     crash_count: int
+    max_attempts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +67,7 @@ class DeadAttempts:
                 "published": published,
                 "last": last,
                 "channel": self.plane.channel("jobs"),
-                "task": TASK,
-                "task_crashes": _TASK_CRASHES,
+                "most_crashes": most_crashes(dead.kind, dead.max_attempts),
             },
         ).fetchone()
         if row is not None and row[1]:

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from tidegate.insight.jobs import JobDetail
 from tidegate.insight.workers import kinds_taken
-from tidegate.model.job import SYNC
+from tidegate.model.job import SYNC, ended_by
 from tidegate.model.job_state import JobState
 
 
@@ -31,7 +31,7 @@ def advise(detail: JobDetail) -> list[str]:
             return [
                 f"it is tried again at {_moment(line.visible_at)}; "
                 f"{line.error_count} errors and {line.crash_count} crashes so far, "
-                f"{line.max_attempts} of either end it",
+                + ended_by(line.kind, line.max_attempts),
                 cancel,
             ]
         case JobState.RUNNING:

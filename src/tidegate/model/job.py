@@ -20,11 +20,26 @@ TASK = "task"
 """the kind of job that runs a task"""
 NOTHING = "noop"
 """the kind of job that does nothing, to see that workers are there"""
+_TASK_CRASHES = 5
 
 
 KINDS = frozenset({SYNC, VACUUM, PUBLISH, MAINTENANCE, TASK, NOTHING})
 LOADS = frozenset({SYNC, PUBLISH, TASK})
 """kinds whose work goes on where it stopped, whoever takes it up"""
+
+
+def most_crashes(kind: str, max_attempts: int) -> int:
+    """How many crashes end a job. What a task says of its retries is meant for its errors: a
+    worker that dies is not one."""
+    return max(max_attempts, _TASK_CRASHES) if kind == TASK else max_attempts
+
+
+def ended_by(kind: str, max_attempts: int) -> str:
+    """What ends a job for good, in words."""
+    crashes = most_crashes(kind, max_attempts)
+    if crashes == max_attempts:
+        return f"{max_attempts} of either end it"
+    return f"{max_attempts} errors or {crashes} crashes end it"
 
 
 class JobStatus(StrEnum):

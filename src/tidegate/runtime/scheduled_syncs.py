@@ -8,6 +8,7 @@ from datetime import datetime
 
 from tidegate.control.draining import refuse_draining
 from tidegate.control.jobs import Jobs
+from tidegate.control.schedules import Schedules
 from tidegate.errors import BusyError
 from tidegate.log import log
 from tidegate.model.job import JobRequest, LockAt, Submission, Submitted
@@ -15,6 +16,7 @@ from tidegate.model.scheduled import Scheduled, TickOutcome
 from tidegate.model.sync import Sync
 from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
+from tidegate.runtime.disabling import why_disabled
 from tidegate.runtime.lease import now
 from tidegate.runtime.runner import RunOptions, sync_request
 from tidegate.runtime.scheduler import Enqueue, Enqueued, Prepare
@@ -50,11 +52,33 @@ def prepare_syncs(context: Context, expand: Callable[[str], Sequence[Sync]]) -> 
             if not requests:
                 reason = refused[0] if refused else "it stands for no table"
                 return Enqueued(TickOutcome.FAILED, detail=reason)
-            return submit_all(context, control, requests, actor)
+            due, disabled = _not_disabled(context, control, scheduled, requests)
+            if not due:
+                return Enqueued(TickOutcome.DISABLED, detail=disabled)
+            return submit_all(context, control, due, actor)
 
         return enqueue
 
     return prepare
+
+
+def _not_disabled(
+    context: Context, control: Connection, scheduled: Scheduled, requests: Sequence[JobRequest]
+) -> tuple[list[JobRequest], str | None]:
+    """The tables of a group that did not fail too often, and why another is left out.
+
+    What is scheduled under its own name was judged before.
+    """
+    clock = Schedules(context.plane, context.settings.project.name).clock(control)
+    due, reason = [], None
+    for request in requests:
+        table = replace(scheduled, name=request.name)
+        why = None if table == scheduled else why_disabled(context, control, table, clock)
+        if why is None:
+            due.append(request)
+        else:
+            reason = f"{request.name}: {why}"
+    return due, reason
 
 
 def scheduled_request(context: Context, sync: Sync) -> JobRequest:

@@ -74,7 +74,8 @@ WHERE q.claimed_at IS NULL AND q.visible_at < 'infinity'
 
 -- name: list_dead
 -- Attempts at a resource, or at any, whose lease ran out or whose worker's session is gone.
-SELECT q.job_id, q.attempt_id, j.kind, j.resource, j.payload, j.plan, j.crash_count
+SELECT q.job_id, q.attempt_id, j.kind, j.resource, j.payload, j.plan, j.crash_count,
+       j.max_attempts
 FROM {schema}.job_queue q
 JOIN {schema}.jobs j USING (job_id)
 LEFT JOIN {schema}.workers w ON w.worker_id = q.claimed_by
@@ -88,12 +89,10 @@ WHERE q.claimed_by IS NOT NULL AND q.attempt_id IS NOT NULL
   AND (q.lease_until < now() OR l.pid IS NULL)
 
 -- name: reclaim
--- Take a job from an attempt whose lease ran out or whose worker is gone. What a task says of its
--- retries is meant for its errors: a worker that dies is not one.
+-- Take a job from an attempt whose lease ran out or whose worker is gone.
 WITH dead AS (
     SELECT q.job_id, q.attempt_id, q.lock_resource, q.project,
-           %(last)s OR j.crash_count + 1 >= CASE WHEN j.kind = %(task)s
-               THEN greatest(j.max_attempts, %(task_crashes)s) ELSE j.max_attempts END AS exhausted
+           %(last)s OR j.crash_count + 1 >= %(most_crashes)s AS exhausted
     FROM {schema}.job_queue q
     JOIN {schema}.jobs j USING (job_id)
     LEFT JOIN {schema}.workers w ON w.worker_id = q.claimed_by

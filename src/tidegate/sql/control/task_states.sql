@@ -36,9 +36,11 @@ SET failures = excluded.failures, disabled_at = excluded.disabled_at,
     disabled_until = excluded.disabled_until, disabled_by = excluded.disabled_by
 
 -- name: enable
--- Whatever was disabled of this name may be queued again; what failed before does not count.
+-- Whatever was disabled of this name, or of this group, may be queued again; what failed before
+-- does not count.
 UPDATE {schema}.task_states
 SET disabled_until = NULL, disabled_at = NULL, disabled_by = NULL,
     failures = ARRAY[]::timestamptz[], enabled_at = clock_timestamp(), enabled_by = %(actor)s
-WHERE project = %(project)s AND name = %(name)s AND disabled_until > clock_timestamp()
+WHERE project = %(project)s AND (name = %(name)s OR starts_with(name, %(name)s || '.'))
+  AND disabled_until > clock_timestamp()
 RETURNING parameters_digest
