@@ -54,7 +54,7 @@ def give_back(store: Store, session: Connection, mine: Claim) -> bool:
 
 def reclaim(store: Store, session: Connection, mine: Claim) -> bool:
     """The worker was never registered, so it counts as dead."""
-    dead = DeadAttempt(mine.job_id, mine.attempt_id, "sync", RESOURCE, {}, None, 0)
+    dead = DeadAttempt(mine.job_id, mine.attempt_id, "sync", RESOURCE, {}, None, 0, max_attempts=5)
     return store.dead.reclaim(session, dead, "sweeper")
 
 

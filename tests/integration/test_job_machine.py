@@ -267,7 +267,7 @@ class Machine(RuleBasedStateMachine):
         mine = self.claim_of(which)
         job = self.model.jobs[mine.job_id]
         expected = self.model.is_current(mine) and self.model.is_dead(job)
-        dead = DeadAttempt(mine.job_id, mine.attempt_id, "sync", None, {}, None, 0)
+        dead = DeadAttempt(mine.job_id, mine.attempt_id, "sync", None, {}, None, 0, max_attempts=5)
         taken = self.store.dead.reclaim(self.both[on], dead, "sweeper", published=published)
         assert taken is expected
         if expected:

@@ -180,6 +180,7 @@ def test_a_reclaim_goes_by_the_job(store: Store, mode: str) -> None:
         "published": False,
         "last": False,
         "channel": "none",
+        "most_crashes": 5,
     }
     found = plan(store, store.plane.statement("job_queue", "reclaim"), parameters, mode)
     assert scans_of(found, "job_queue") == {("Index Scan", "job_queue_pkey")}

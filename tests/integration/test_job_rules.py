@@ -303,7 +303,7 @@ def test_a_worker_without_a_place_on_the_register_is_dead_and_one_that_beats_is_
         kept.attempt_id,
         lost.attempt_id,
     }
-    wrong = DeadAttempt(kept.job_id, kept.attempt_id, "sync", RESOURCE, {}, None, 0)
+    wrong = DeadAttempt(kept.job_id, kept.attempt_id, "sync", RESOURCE, {}, None, 0, max_attempts=5)
     assert not store.dead.reclaim(store.session, wrong, "sweeper")
 
 

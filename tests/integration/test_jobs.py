@@ -297,7 +297,7 @@ def test_a_live_worker_within_its_lease_is_not_reclaimed(
 ) -> None:
     job_id = submit(jobs, session)
     mine = claim(jobs, session, new_worker()[0])
-    wrong = DeadAttempt(job_id, mine.attempt_id, "sync", RESOURCE, {}, None, 0)
+    wrong = DeadAttempt(job_id, mine.attempt_id, "sync", RESOURCE, {}, None, 0, max_attempts=5)
     assert not DeadAttempts(jobs.plane).reclaim(session, wrong, "sweeper")
     assert state(session, job_id)[0] == "running"
 
