@@ -21,6 +21,7 @@ ELSEWHERE = (
     "adopt.moved",
     "adopt.committed",
     "vacuum.chunk",
+    "job.settling",
     "cancel.requested",
     "cancel.fenced",
     "maintenance.healed",
