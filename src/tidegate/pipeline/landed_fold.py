@@ -25,13 +25,14 @@ _PLAIN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class LandedFold:
-    """The landing table of one batch; `kinds` are the types in which its keys are compared."""
+    """The landing table of one batch; `kinds` are the types of its key in the target."""
 
     connection: Connection
     table: sql.Identifier
     landed: Landed
     key: tuple[str, ...]
     kinds: tuple[str, ...]
+    soft: bool
 
     def fill_from_earlier(self, first: int, last: int) -> None:
         """Values that an earlier chunk has told."""
@@ -42,7 +43,7 @@ class LandedFold:
             " AND b.{mask} IS NOT NULL AND {same}"
         ).format(
             **self._parts(first, last),
-            same=self._same(self._bases("b"), self._keys("e")),
+            same=self._same(self._bases("b"), _columns("e", self.key)),
         )
         earlier = sql.SQL(
             "SELECT DISTINCT ON ({keys}) e.* FROM {table} e WHERE e.{number} < {first}"
@@ -50,11 +51,11 @@ class LandedFold:
         ).format(
             **self._parts(first, last),
             needed=needed,
-            keys=sql.SQL(", ").join(self._keys("e")),
+            keys=column_list(self.key, "e"),
         )
         values = {name: sql.Identifier("p", name) for name in self._others}
-        source = sql.SQL("({}) p").format(earlier)
-        self._fill(first, last, source, values, self._keys("p"))
+        same = self._same(self._bases("l"), _columns("p", self.key))
+        self._fill(first, last, sql.SQL("({}) p").format(earlier), values, same)
 
     def fill_from(self, target: Relation, known: Sequence[str], first: int, last: int) -> None:
         """Values that the target has, whose columns are `known`, from the time before the batch."""
@@ -65,24 +66,32 @@ class LandedFold:
             for name in self._others
         }
         source = sql.SQL("{} p").format(qualified(target))
-        keys = [sql.Identifier("p", name) for name in self.key]
-        self._fill(first, last, source, values, keys)
+        bases = _typed(self._bases("l"), self.kinds)
+        self._fill(first, last, source, values, self._same(bases, _columns("p", self.key)))
 
     def keep_last(self) -> int:
-        """Leave one row a key, the last; returns how many went."""
-        if self.landed.chunks < 2 and _PLAIN.issuperset(self.kinds):
+        """Leave one row a key, the last; returns how many went.
+
+        Equal keys with different texts, such as 1.0 and 1.00, stay apart: one of them is then a
+        delete, which comes first. Where rows are marked instead, they are one row.
+        """
+        texts = not self.soft or _PLAIN.issuperset(self.kinds)
+        if self.landed.chunks < 2 and texts:
             return 0
-        names = [sql.Identifier(f"k{place}") for place in range(len(self.key))]
-        keys = [
-            sql.SQL("{} AS {}").format(key, name)
-            for key, name in zip(self._keys("e"), names, strict=True)
-        ]
+        names = [f"k{place}" for place in range(len(self.key))]
+        keys: Sequence[sql.Composable] = _columns("e", self.key)
+        same: Sequence[sql.Composable] = _columns("l", self.key)
+        if not texts:
+            keys, same = _typed(keys, self.kinds), _typed(same, self.kinds)
         repeated = sql.SQL(
             "SELECT {keys}, max(e.{number}) AS last FROM {table} e GROUP BY {names}"
             " HAVING count(*) > 1"
         ).format(
-            keys=sql.SQL(", ").join(keys),
-            names=sql.SQL(", ").join(names),
+            keys=sql.SQL(", ").join(
+                sql.SQL("{} AS {}").format(key, sql.Identifier(name))
+                for key, name in zip(keys, names, strict=True)
+            ),
+            names=column_list(names),
             number=sql.Identifier(NUMBER),
             table=self.table,
         )
@@ -91,7 +100,7 @@ class LandedFold:
         ).format(
             table=self.table,
             repeated=repeated,
-            same=self._same(self._keys("l"), [sql.SQL("d.{}").format(name) for name in names]),
+            same=self._same(same, _columns("d", names)),
             number=sql.Identifier(NUMBER),
         )
         return self.connection.execute(statement).rowcount
@@ -121,7 +130,7 @@ class LandedFold:
         last: int,
         source: sql.Composable,
         values: Mapping[str, sql.Composable],
-        keys: Sequence[sql.Composable],
+        same: sql.Composable,
     ) -> None:
         if not values:
             return
@@ -145,7 +154,7 @@ class LandedFold:
                 **self._parts(first, last),
                 settings=sql.SQL(", ").join(settings),
                 source=source,
-                same=self._same(self._bases("l"), keys),
+                same=same,
             )
         )
 
@@ -158,23 +167,25 @@ class LandedFold:
             "last": sql.Literal(last),
         }
 
-    def _keys(self, alias: str) -> list[sql.Composed]:
-        return [
-            sql.SQL("{}::{}").format(sql.Identifier(alias, name), sql.SQL(kind))
-            for name, kind in zip(self.key, self.kinds, strict=True)
-        ]
-
-    def _bases(self, alias: str) -> list[sql.Composed]:
-        return [
-            sql.SQL("{}::{}").format(sql.Identifier(alias, f"{BASE}{place}"), sql.SQL(kind))
-            for place, kind in enumerate(self.kinds)
-        ]
+    def _bases(self, alias: str) -> list[sql.Identifier]:
+        return _columns(alias, [f"{BASE}{place}" for place in range(len(self.key))])
 
     @staticmethod
     def _same(left: Sequence[sql.Composable], right: Sequence[sql.Composable]) -> sql.Composed:
         return sql.SQL(" AND ").join(
             sql.SQL("{} = {}").format(one, other) for one, other in zip(left, right, strict=True)
         )
+
+
+def _columns(alias: str, names: Sequence[str]) -> list[sql.Identifier]:
+    return [sql.Identifier(alias, name) for name in names]
+
+
+def _typed(values: Sequence[sql.Composable], kinds: Sequence[str]) -> list[sql.Composed]:
+    return [
+        sql.SQL("{}::{}").format(value, sql.SQL(kind))
+        for value, kind in zip(values, kinds, strict=True)
+    ]
 
 
 def refuse_unfilled(relation: Relation, count: int, sync_name: str) -> None:

@@ -155,7 +155,12 @@ def _fold(landing: Landing, connection: Connection, shape: Shape) -> int:
     fitted = fit_shape(connection, relation, shape)
     kinds = {column.name: column.target_type for column in fitted.columns}
     fold = LandedFold(
-        connection, landing.table, landed, shape.key, tuple(kinds[name] for name in shape.key)
+        connection=connection,
+        table=landing.table,
+        landed=landed,
+        key=shape.key,
+        kinds=tuple(kinds[name] for name in shape.key),
+        soft=landing.soft,
     )
     known: tuple[str, ...] = ()
     if landed.unfilled:
