@@ -34,8 +34,15 @@ class LandedFold:
     kinds: tuple[str, ...]
     soft: bool
 
-    def fill_from_earlier(self, first: int, last: int) -> None:
-        """Values that an earlier chunk has told."""
+    def fold(self) -> int:
+        """Leave one row a key, with what the batch itself tells of it; how many are left."""
+        for first, last in self.landed.unfilled:
+            self._fill_from_earlier(first, last)
+        return self.landed.rows - self.keep_last()
+
+    def _fill_from_earlier(self, first: int, last: int) -> None:
+        """Values that an earlier chunk has told; what that one lacks is to be taken from where
+        that one takes it."""
         if first == 0:
             return
         needed = sql.SQL(
@@ -48,16 +55,24 @@ class LandedFold:
         earlier = sql.SQL(
             "SELECT DISTINCT ON ({keys}) e.* FROM {table} e WHERE e.{number} < {first}"
             " AND EXISTS ({needed}) ORDER BY {keys}, e.{number} DESC"
-        ).format(
-            **self._parts(first, last),
-            needed=needed,
-            keys=column_list(self.key, "e"),
+        ).format(**self._parts(first, last), needed=needed, keys=column_list(self.key, "e"))
+        width = sql.Literal(len(self.landed.places))
+        both = sql.SQL(
+            "nullif((rpad(l.{mask}, {width}, '0')::varbit & rpad(p.{mask}, {width}, '0')::varbit)"
+            "::text, repeat('0', {width}))"
+        ).format(mask=sql.Identifier(UNCHANGED), width=width)
+        names = self._base_names
+        self._fill(
+            sql.SQL("({}) p").format(earlier),
+            {name: sql.Identifier("p", name) for name in self._others},
+            {UNCHANGED: both, **{name: sql.Identifier("p", name) for name in names}},
+            sql.SQL("l.{number} BETWEEN {first} AND {last} AND {same}").format(
+                **self._parts(first, last),
+                same=self._same(self._bases("l"), _columns("p", self.key)),
+            ),
         )
-        values = {name: sql.Identifier("p", name) for name in self._others}
-        same = self._same(self._bases("l"), _columns("p", self.key))
-        self._fill(first, last, sql.SQL("({}) p").format(earlier), values, same)
 
-    def fill_from(self, target: Relation, known: Sequence[str], first: int, last: int) -> None:
+    def fill_from(self, target: Relation, known: Sequence[str]) -> None:
         """Values that the target has, whose columns are `known`, from the time before the batch."""
         values: dict[str, sql.Composable] = {
             name: sql.SQL("{}::text").format(sql.Identifier("p", name))
@@ -65,9 +80,13 @@ class LandedFold:
             else sql.SQL("NULL::text")
             for name in self._others
         }
-        source = sql.SQL("{} p").format(qualified(target))
         bases = _typed(self._bases("l"), self.kinds)
-        self._fill(first, last, source, values, self._same(bases, _columns("p", self.key)))
+        self._fill(
+            sql.SQL("{} p").format(qualified(target)),
+            values,
+            {UNCHANGED: sql.SQL("NULL")},
+            self._same(bases, _columns("p", self.key)),
+        )
 
     def keep_last(self) -> int:
         """Leave one row a key, the last; returns how many went.
@@ -126,15 +145,15 @@ class LandedFold:
 
     def _fill(
         self,
-        first: int,
-        last: int,
         source: sql.Composable,
         values: Mapping[str, sql.Composable],
-        same: sql.Composable,
+        marks: Mapping[str, sql.Composable],
+        where: sql.Composable,
     ) -> None:
-        if not values:
-            return
         settings = [
+            sql.SQL("{} = {}").format(sql.Identifier(name), value) for name, value in marks.items()
+        ]
+        settings += [
             sql.SQL(
                 "{name} = CASE WHEN substr(l.{mask}, {place}, 1) = '1' THEN {value}"
                 " ELSE l.{name} END"
@@ -148,13 +167,14 @@ class LandedFold:
         ]
         self.connection.execute(
             sql.SQL(
-                "UPDATE {table} l SET {mask} = NULL, {settings} FROM {source}"
-                " WHERE l.{number} BETWEEN {first} AND {last} AND l.{mask} IS NOT NULL AND {same}"
+                "UPDATE {table} l SET {settings} FROM {source} WHERE l.{mask} IS NOT NULL"
+                " AND {where}"
             ).format(
-                **self._parts(first, last),
+                table=self.table,
+                mask=sql.Identifier(UNCHANGED),
                 settings=sql.SQL(", ").join(settings),
                 source=source,
-                same=same,
+                where=where,
             )
         )
 
@@ -168,7 +188,11 @@ class LandedFold:
         }
 
     def _bases(self, alias: str) -> list[sql.Identifier]:
-        return _columns(alias, [f"{BASE}{place}" for place in range(len(self.key))])
+        return _columns(alias, self._base_names)
+
+    @property
+    def _base_names(self) -> list[str]:
+        return [f"{BASE}{place}" for place in range(len(self.key))]
 
     @staticmethod
     def _same(left: Sequence[sql.Composable], right: Sequence[sql.Composable]) -> sql.Composed:
@@ -197,31 +221,3 @@ def refuse_unfilled(relation: Relation, count: int, sync_name: str) -> None:
             f"rows were removed from it by hand? tidegate run {sync_name} --full-refresh; or ALTER "
             "TABLE … REPLICA IDENTITY FULL at the source, which sends all values",
         )
-
-
-def mark_statement(
-    into: sql.Identifier,
-    staged: Sequence[tuple[str, str]],
-    target: Relation,
-    mark: str,
-    moment: sql.Composable,
-    staged_keys: sql.Composable,
-    same_key: sql.Composable,
-) -> sql.Composed:
-    """Put every row of the target that is not marked, and does not come anyway, into staging."""
-    values = [
-        moment if name == mark else sql.SQL("t.{}::{}").format(sql.Identifier(name), sql.SQL(kind))
-        for name, kind in staged
-    ]
-    return sql.SQL(
-        "INSERT INTO {into} ({names}) SELECT {values} FROM {target} t WHERE t.{mark} IS NULL"
-        " AND NOT EXISTS (SELECT FROM ({keys}) s WHERE {same})"
-    ).format(
-        into=into,
-        names=column_list(name for name, _ in staged),
-        values=sql.SQL(", ").join(values),
-        target=qualified(target),
-        mark=sql.Identifier(mark),
-        keys=staged_keys,
-        same=same_key,
-    )
