@@ -23,7 +23,7 @@ class Applied:
     changed: int
     first: bool
     emptied: bool = False
-    """it has none after a batch that carried deletes"""
+    """it has none after a batch that carried deletes, or that was all and nothing"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,9 @@ class Application:
             rows = connection.execute(step.statement).rowcount
             changed += rows if step.counts else 0
         if self.rows is None:
-            return Applied(changed, first=False)
+            # A source that was truncated; what is replaced each time may come back at any time.
+            emptied = self.full and self.rules.mode is not Mode.REPLACE
+            return Applied(changed, first=False, emptied=emptied)
         emptied = self.shape.deleted is not None and is_empty(connection, qualified(self.table))
         return Applied(changed, first=first, emptied=emptied)
 
