@@ -25,6 +25,8 @@ class BatchKind(StrEnum):
     """the rows of a DataFrame, which have no place in a source"""
     SNAPSHOTS = "snapshots"
     """what the commits of a lake's table changed after the snapshot low, up to high"""
+    CHANGES = "changes"
+    """what whole transactions changed that ended in the log after low, up to high"""
 
 
 @dataclass(frozen=True, slots=True)

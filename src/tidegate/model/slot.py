@@ -30,16 +30,6 @@ def _name(words: tuple[str, ...], identity: tuple[str, ...]) -> str:
     return f"{plain[: MAX_NAME - _DIGEST - 1].rstrip('_')}_{digest}"
 
 
-def lsn_number(text: str) -> int:
-    """A position in the log as a number that is ordered as positions are.
-
-    >>> lsn_number("1/0") - lsn_number("0/FFFFFFFF")
-    1
-    """
-    high, _, low = text.partition("/")
-    return (int(high, 16) << 32) | int(low, 16)
-
-
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Where changes come from, as it is remembered with the watermark.

@@ -37,7 +37,12 @@ class Watermark:
     def after(self, batch: Batch, rows: int, update_id: str) -> Watermark:
         """The watermark that publishing this batch leaves behind."""
         value, position = self.value, self.position
-        if batch.kind in (BatchKind.RANGE, BatchKind.FULL, BatchKind.SNAPSHOTS):
+        if batch.kind in (
+            BatchKind.RANGE,
+            BatchKind.FULL,
+            BatchKind.SNAPSHOTS,
+            BatchKind.CHANGES,
+        ):
             value, position = batch.high if batch.high is not None else value, None
         elif batch.kind is BatchKind.TIE:
             if batch.closes_tie:

@@ -156,3 +156,25 @@ def _generated_obstacles(
 def loads_generated(connection: Connection, table: Table, columns: Sequence[str]) -> bool:
     """Whether a column that the source computes is among those that are loaded."""
     return connection.execute(_GENERATED, (table.oid, list(columns))).fetchone() is not None
+
+
+def toast_obstacles(connection: Connection, table: Table, *, transformed: bool) -> Iterator[Obstacle]:
+    """Values that did not change are not told, and a transformed target does not hold them."""
+    if not transformed or table.kind not in (RelationKind.TABLE, RelationKind.PARTITIONED):
+        return
+    oids = [table.oid]
+    if table.kind is RelationKind.PARTITIONED:
+        oids = [oid for (oid,) in connection.execute(_LEAVES, (table.oid,))]
+    row = connection.execute(
+        "SELECT format('%%I.%%I', n.nspname, c.relname) FROM pg_class c"
+        " JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE c.oid = ANY (%s) AND c.reltoastrelid <> 0 AND c.relreplident <> 'f'"
+        " ORDER BY 1 LIMIT 1",
+        (oids,),
+    ).fetchone()
+    if row is not None:
+        yield Obstacle(
+            f"{row[0]} may hold values too large for a row, which an update that leaves them alone "
+            "does not tell, and the transformation needs them",
+            f"ALTER TABLE {row[0]} REPLICA IDENTITY FULL, or leave the transformation out",
+        )

@@ -11,7 +11,8 @@ import psycopg
 from psycopg import errors as pg
 
 from tidegate.errors import BusyError, SourceError
-from tidegate.model.slot import SlotState, lsn_number
+from tidegate.model.lsn import lsn_value
+from tidegate.model.slot import SlotState
 from tidegate.postgres.connect import Connection, first_line
 
 PLUGIN = "pgoutput"
@@ -105,7 +106,7 @@ class Slot:
         found = self.look()
         if found is None or found.confirmed is None or found.is_lost:
             return False
-        if lsn_number(lsn) <= lsn_number(found.confirmed):
+        if lsn_value(lsn) <= lsn_value(found.confirmed):
             return False
         for _ in _until_released(self.name, check_alive):
             try:
