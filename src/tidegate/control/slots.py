@@ -83,9 +83,7 @@ class Slots:
         return row[0] if row else None
 
     def of_project(self, connection: Connection, project: str) -> list[KnownSlot]:
-        rows = connection.execute(
-            self.plane.statement("slots", "list_slots"), {"project": project}
-        )
+        rows = connection.execute(self.plane.statement("slots", "list_slots"), {"project": project})
         return [KnownSlot(*row) for row in rows]
 
     def readers(self, connection: Connection, project: str) -> list[SlotReader]:

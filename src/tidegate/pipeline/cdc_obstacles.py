@@ -65,9 +65,7 @@ def read_server(connection: Connection) -> ServerFacts:
     return ServerFacts(*row)
 
 
-def server_obstacles(
-    connection: Connection, *, slots: int, senders: int
-) -> Iterator[Obstacle]:
+def server_obstacles(connection: Connection, *, slots: int, senders: int) -> Iterator[Obstacle]:
     """What of the server is in the way, when so many slots and senders are still to be had."""
     facts, role = read_server(connection), quoted(connection.info.user)
     if facts.standby:
@@ -158,7 +156,9 @@ def loads_generated(connection: Connection, table: Table, columns: Sequence[str]
     return connection.execute(_GENERATED, (table.oid, list(columns))).fetchone() is not None
 
 
-def toast_obstacles(connection: Connection, table: Table, *, transformed: bool) -> Iterator[Obstacle]:
+def toast_obstacles(
+    connection: Connection, table: Table, *, transformed: bool
+) -> Iterator[Obstacle]:
     """Values that did not change are not told, and a transformed target does not hold them."""
     if not transformed or table.kind not in (RelationKind.TABLE, RelationKind.PARTITIONED):
         return

@@ -15,7 +15,7 @@ from tidegate.model.slot import Origin
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.cdc_obstacles import server_obstacles, table_obstacles, toast_obstacles
-from tidegate.pipeline.cdc_origin import ChangeLog, changes_lost
+from tidegate.pipeline.cdc_origin import ChangeLog
 from tidegate.pipeline.changed import declaration, refuse_other
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.privileges import Obstacle
@@ -108,9 +108,7 @@ class CdcSource:
                 self.slots.join(control, self._reader(confirmed, None))
         return log.origin(publication, server)
 
-    def reached(
-        self, lsn: str, read_at: datetime | None, check_alive: Callable[[], None]
-    ) -> None:
+    def reached(self, lsn: str, read_at: datetime | None, check_alive: Callable[[], None]) -> None:
         """All up to `lsn` is published: let the server forget what every reader has behind it."""
         name = self.log.slot.name
         with self.context.databases.lease(CONTROL) as control:
@@ -173,9 +171,7 @@ def leave_slots(context: Context, control: Connection, pipeline: str) -> list[Le
         slot = known.get(reader.slot)
         if slot is None:
             continue
-        others = [
-            one for one in everybody if one.slot == reader.slot and one.pipeline != pipeline
-        ]
+        others = [one for one in everybody if one.slot == reader.slot and one.pipeline != pipeline]
         try:
             left = _leave(context, control, slots, reader, slot.connection, last=not others)
         except (TidegateError, psycopg.Error) as error:

@@ -1,4 +1,4 @@
-"""A point in the log with the snapshot that belongs to it: the first copy ends where changes begin."""
+"""A point in the log and the snapshot that belongs to it: where a copy ends, changes begin."""
 
 from __future__ import annotations
 
@@ -48,9 +48,7 @@ def copy_point(
         lsn, given = _make(session, connection, timeout_seconds)
         begin_read_only(connection)
         try:
-            connection.execute(
-                sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(given))
-            )
+            connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(given)))
             row = connection.execute("SELECT pg_export_snapshot()").fetchone()
             assert row is not None
         except BaseException:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
 from psycopg import errors as pg
 from psycopg import sql
 
-from tidegate.errors import SourceError
-from tidegate.postgres.connect import Connection, first_line
+from tidegate.postgres.connect import Connection
 from tidegate.sources.slots import slot_in_use
 
 _ACTIVE_SECONDS = 30.0
@@ -37,7 +36,7 @@ class Peek:
         """Whether it ended for the number of messages, so that there may be more."""
         return self.most is not None and self.messages >= self.most
 
-    def __iter__(self) -> Iterator[tuple[str, bytes]]:
+    def __iter__(self) -> Generator[tuple[str, bytes]]:
         deadline = time.monotonic() + _ACTIVE_SECONDS
         while True:
             try:
@@ -62,16 +61,8 @@ class Peek:
             sql.Literal(sql.Identifier(self.publication).as_string(None)),
         )
         self.messages = 0
-        try:
-            with self.connection.cursor() as cursor, cursor.copy(statement) as copy:
-                copy.set_types(["text", "bytea"])
-                for lsn, data in copy.rows():
-                    self.messages += 1
-                    yield lsn, data
-        except pg.UndefinedObject as error:
-            raise SourceError(
-                f"the slot {self.slot} holds changes from before {self.publication} was made: "
-                f"{first_line(error)}",
-                "run the other syncs of this source first, so that the slot moves on, then this "
-                "one; see: tidegate status",
-            ) from None
+        with self.connection.cursor() as cursor, cursor.copy(statement) as copy:
+            copy.set_types(["text", "bytea"])
+            for lsn, data in copy.rows():
+                self.messages += 1
+                yield lsn, data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import psycopg
@@ -187,14 +187,12 @@ def statement_timeout(connection: Connection, seconds: float) -> Iterator[None]:
 def waited_too_long(connection: Connection, seconds: float) -> SourceError:
     """What is said when transactions that are open kept a slot from being made."""
     oldest = None
-    try:
+    with suppress(psycopg.Error):
         oldest = connection.execute(
             "SELECT pid, coalesce(usename, '?'), date_trunc('second', xact_start)::text"
             " FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()"
             " ORDER BY xact_start LIMIT 1"
         ).fetchone()
-    except psycopg.Error:
-        pass
     who = (
         f"session {oldest[0]} of {oldest[1]}, open since {oldest[2]}"
         if oldest
