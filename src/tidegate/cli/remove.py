@@ -47,9 +47,9 @@ def remove(
     declared = name in opened.names or name.partition(".")[0] in opened.groups
     if not found:
         with translated(f"removing {name}"):
-            left = leave_slot(opened.context, pipeline_name(opened.settings.project.name, name))
-        if left:
-            _print_left(name, left, as_json=as_json)
+            slots = leave_slot(opened.context, pipeline_name(opened.settings.project.name, name))
+        if slots:
+            _print_left(name, slots, as_json=as_json)
             return
         _nothing(name, declared, search, opened.names, as_json=as_json)
         return

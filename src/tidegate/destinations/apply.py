@@ -23,7 +23,7 @@ class Applied:
     changed: int
     first: bool
     emptied: bool = False
-    """it has none after a batch that carried deletes"""
+    """it has none after a batch that carried deletes, or was all that there is"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,9 @@ class Application:
             rows = connection.execute(step.statement).rowcount
             changed += rows if step.counts else 0
         if self.rows is None:
-            return Applied(changed, first=False)
+            # A truncate that is told by the source's changes leaves nothing, and rightly so.
+            emptied = self.full and self.rules.mode is Mode.MERGE
+            return Applied(changed, first=False, emptied=emptied)
         emptied = self.shape.deleted is not None and is_empty(connection, qualified(self.table))
         return Applied(changed, first=first, emptied=emptied)
 

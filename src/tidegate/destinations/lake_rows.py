@@ -18,7 +18,7 @@ from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.lake import MAIN, UPDATE_ID, LakeTable
 from tidegate.model.load import StagedWrite
 from tidegate.model.relation import Relation
-from tidegate.model.rules import Rules
+from tidegate.model.rules import Mode, Rules
 from tidegate.model.shape import Shape
 
 _MERGED = "spark.merge-into.num-target-rows-"
@@ -64,7 +64,8 @@ class LakeRows:
         if not self.writes:
             if full and had:
                 self.session.run(statements.clear_rows(into))
-            return Applied(table.rows(branch or MAIN) if full else 0, first=False)
+            emptied = full and self.rules.mode is Mode.MERGE
+            return Applied(table.rows(branch or MAIN) if full else 0, first=False, emptied=emptied)
         application = LakeApplication(
             self.shape,
             self.rules,

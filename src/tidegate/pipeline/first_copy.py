@@ -12,6 +12,7 @@ from tidegate.destinations.destination import Destination
 from tidegate.destinations.lake import LakeDestination
 from tidegate.model.shape import Shape, StagedColumn
 from tidegate.pipeline.declaration import lake_shape, passthrough_shape
+from tidegate.pipeline.landing_table import DELETED_AT
 from tidegate.pipeline.load import Prepare
 from tidegate.pipeline.stage import (
     Reading,
@@ -21,7 +22,6 @@ from tidegate.pipeline.stage import (
     staging_place,
     typed_columns,
 )
-from tidegate.pipeline.stage_landed import DELETED_AT
 from tidegate.postgres.types import lake_type
 from tidegate.spark.copying import Copy
 
