@@ -14,6 +14,8 @@ from conftest import FAST
 from integration.cdc_places import ORDERS, orders_sync, rows, slot_of
 from integration.conftest import Database, MakePlace, MakeProject, Place
 from tidegate.errors import ChangesLost, SourceError, TidegateError
+from tidegate.insight.status import read_status
+from tidegate.pipeline.plan import plan_project
 from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.project import Project
 from tidegate.spark.session import SparkSessions
@@ -28,9 +30,9 @@ def refused(project: Project, said: str) -> None:
         project.run("orders")
     assert "tidegate run orders --full-refresh" in (raised.value.hint or "")
     assert raised.value.permanent
-    refusals = project.plan("orders").refusals
+    refusals = plan_project(project.context, [project.syncs["orders"]]).refusals
     assert said in refusals[0].message
-    assert said in (project.status("orders").syncs[0].problem or "")
+    assert said in (read_status(project.context, [project.syncs["orders"]]).syncs[0].problem or "")
 
 
 def comes_back(project: Project, place: Place) -> None:
@@ -249,7 +251,7 @@ def test_a_source_on_a_new_timeline_goes_on_where_nothing_was_lost(
         own_server.start()
         promote(own_server)
         place.source.execute(
-            "INSERT INTO orders SELECT i, 1, 'x' FROM generate_series(100, 3000) i"
+            "INSERT INTO orders SELECT i, 1, 'x' FROM generate_series(1000, 4000) i"
         )
 
         refused(project, "its source was restored, or another server took over")
@@ -307,7 +309,9 @@ def test_a_server_that_cannot_tell_its_changes_is_refused_first(
     try:
         place = place_on(make_place, server)
         with place.open(warm_spark) as project:
-            assert said in project.plan("orders").refusals[0].message
+            assert (
+                said in plan_project(project.context, [project.syncs["orders"]]).refusals[0].message
+            )
             with pytest.raises(SourceError, match=said):
                 project.run("orders")
         assert place.source.execute("SELECT FROM pg_publication") == []
