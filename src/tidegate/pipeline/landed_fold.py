@@ -25,16 +25,24 @@ _PLAIN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class LandedFold:
-    """The landing table of one batch; `kinds` are the types in which its keys are compared."""
+    """The landing table of one batch; `kinds` are the types of its key in the target."""
 
     connection: Connection
     table: sql.Identifier
     landed: Landed
     key: tuple[str, ...]
     kinds: tuple[str, ...]
+    soft: bool
 
-    def fill_from_earlier(self, first: int, last: int) -> None:
-        """Values that an earlier chunk has told."""
+    def fold(self) -> int:
+        """Leave one row a key, with what the batch itself tells of it; how many are left."""
+        for first, last in self.landed.unfilled:
+            self._fill_from_earlier(first, last)
+        return self.landed.rows - self.keep_last()
+
+    def _fill_from_earlier(self, first: int, last: int) -> None:
+        """Values that an earlier chunk has told; what that one lacks is to be taken from where
+        that one takes it."""
         if first == 0:
             return
         needed = sql.SQL(
@@ -42,21 +50,29 @@ class LandedFold:
             " AND b.{mask} IS NOT NULL AND {same}"
         ).format(
             **self._parts(first, last),
-            same=self._same(self._bases("b"), self._keys("e")),
+            same=self._same(self._bases("b"), _columns("e", self.key)),
         )
         earlier = sql.SQL(
             "SELECT DISTINCT ON ({keys}) e.* FROM {table} e WHERE e.{number} < {first}"
             " AND EXISTS ({needed}) ORDER BY {keys}, e.{number} DESC"
-        ).format(
-            **self._parts(first, last),
-            needed=needed,
-            keys=sql.SQL(", ").join(self._keys("e")),
+        ).format(**self._parts(first, last), needed=needed, keys=column_list(self.key, "e"))
+        width = sql.Literal(len(self.landed.places))
+        both = sql.SQL(
+            "nullif((rpad(l.{mask}, {width}, '0')::varbit & rpad(p.{mask}, {width}, '0')::varbit)"
+            "::text, repeat('0', {width}))"
+        ).format(mask=sql.Identifier(UNCHANGED), width=width)
+        names = self._base_names
+        self._fill(
+            sql.SQL("({}) p").format(earlier),
+            {name: sql.Identifier("p", name) for name in self._others},
+            {UNCHANGED: both, **{name: sql.Identifier("p", name) for name in names}},
+            sql.SQL("l.{number} BETWEEN {first} AND {last} AND {same}").format(
+                **self._parts(first, last),
+                same=self._same(self._bases("l"), _columns("p", self.key)),
+            ),
         )
-        values = {name: sql.Identifier("p", name) for name in self._others}
-        source = sql.SQL("({}) p").format(earlier)
-        self._fill(first, last, source, values, self._keys("p"))
 
-    def fill_from(self, target: Relation, known: Sequence[str], first: int, last: int) -> None:
+    def fill_from(self, target: Relation, known: Sequence[str]) -> None:
         """Values that the target has, whose columns are `known`, from the time before the batch."""
         values: dict[str, sql.Composable] = {
             name: sql.SQL("{}::text").format(sql.Identifier("p", name))
@@ -64,25 +80,37 @@ class LandedFold:
             else sql.SQL("NULL::text")
             for name in self._others
         }
-        source = sql.SQL("{} p").format(qualified(target))
-        keys = [sql.Identifier("p", name) for name in self.key]
-        self._fill(first, last, source, values, keys)
+        bases = _typed(self._bases("l"), self.kinds)
+        self._fill(
+            sql.SQL("{} p").format(qualified(target)),
+            values,
+            {UNCHANGED: sql.SQL("NULL")},
+            self._same(bases, _columns("p", self.key)),
+        )
 
     def keep_last(self) -> int:
-        """Leave one row a key, the last; returns how many went."""
-        if self.landed.chunks < 2 and _PLAIN.issuperset(self.kinds):
+        """Leave one row a key, the last; returns how many went.
+
+        Equal keys with different texts, such as 1.0 and 1.00, stay apart: one of them is then a
+        delete, which comes first. Where rows are marked instead, they are one row.
+        """
+        texts = not self.soft or _PLAIN.issuperset(self.kinds)
+        if self.landed.chunks < 2 and texts:
             return 0
-        names = [sql.Identifier(f"k{place}") for place in range(len(self.key))]
-        keys = [
-            sql.SQL("{} AS {}").format(key, name)
-            for key, name in zip(self._keys("e"), names, strict=True)
-        ]
+        names = [f"k{place}" for place in range(len(self.key))]
+        keys: Sequence[sql.Composable] = _columns("e", self.key)
+        same: Sequence[sql.Composable] = _columns("l", self.key)
+        if not texts:
+            keys, same = _typed(keys, self.kinds), _typed(same, self.kinds)
         repeated = sql.SQL(
             "SELECT {keys}, max(e.{number}) AS last FROM {table} e GROUP BY {names}"
             " HAVING count(*) > 1"
         ).format(
-            keys=sql.SQL(", ").join(keys),
-            names=sql.SQL(", ").join(names),
+            keys=sql.SQL(", ").join(
+                sql.SQL("{} AS {}").format(key, sql.Identifier(name))
+                for key, name in zip(keys, names, strict=True)
+            ),
+            names=column_list(names),
             number=sql.Identifier(NUMBER),
             table=self.table,
         )
@@ -91,7 +119,7 @@ class LandedFold:
         ).format(
             table=self.table,
             repeated=repeated,
-            same=self._same(self._keys("l"), [sql.SQL("d.{}").format(name) for name in names]),
+            same=self._same(same, _columns("d", names)),
             number=sql.Identifier(NUMBER),
         )
         return self.connection.execute(statement).rowcount
@@ -117,15 +145,15 @@ class LandedFold:
 
     def _fill(
         self,
-        first: int,
-        last: int,
         source: sql.Composable,
         values: Mapping[str, sql.Composable],
-        keys: Sequence[sql.Composable],
+        marks: Mapping[str, sql.Composable],
+        where: sql.Composable,
     ) -> None:
-        if not values:
-            return
         settings = [
+            sql.SQL("{} = {}").format(sql.Identifier(name), value) for name, value in marks.items()
+        ]
+        settings += [
             sql.SQL(
                 "{name} = CASE WHEN substr(l.{mask}, {place}, 1) = '1' THEN {value}"
                 " ELSE l.{name} END"
@@ -139,13 +167,14 @@ class LandedFold:
         ]
         self.connection.execute(
             sql.SQL(
-                "UPDATE {table} l SET {mask} = NULL, {settings} FROM {source}"
-                " WHERE l.{number} BETWEEN {first} AND {last} AND l.{mask} IS NOT NULL AND {same}"
+                "UPDATE {table} l SET {settings} FROM {source} WHERE l.{mask} IS NOT NULL"
+                " AND {where}"
             ).format(
-                **self._parts(first, last),
+                table=self.table,
+                mask=sql.Identifier(UNCHANGED),
                 settings=sql.SQL(", ").join(settings),
                 source=source,
-                same=self._same(self._bases("l"), keys),
+                where=where,
             )
         )
 
@@ -158,23 +187,29 @@ class LandedFold:
             "last": sql.Literal(last),
         }
 
-    def _keys(self, alias: str) -> list[sql.Composed]:
-        return [
-            sql.SQL("{}::{}").format(sql.Identifier(alias, name), sql.SQL(kind))
-            for name, kind in zip(self.key, self.kinds, strict=True)
-        ]
+    def _bases(self, alias: str) -> list[sql.Identifier]:
+        return _columns(alias, self._base_names)
 
-    def _bases(self, alias: str) -> list[sql.Composed]:
-        return [
-            sql.SQL("{}::{}").format(sql.Identifier(alias, f"{BASE}{place}"), sql.SQL(kind))
-            for place, kind in enumerate(self.kinds)
-        ]
+    @property
+    def _base_names(self) -> list[str]:
+        return [f"{BASE}{place}" for place in range(len(self.key))]
 
     @staticmethod
     def _same(left: Sequence[sql.Composable], right: Sequence[sql.Composable]) -> sql.Composed:
         return sql.SQL(" AND ").join(
             sql.SQL("{} = {}").format(one, other) for one, other in zip(left, right, strict=True)
         )
+
+
+def _columns(alias: str, names: Sequence[str]) -> list[sql.Identifier]:
+    return [sql.Identifier(alias, name) for name in names]
+
+
+def _typed(values: Sequence[sql.Composable], kinds: Sequence[str]) -> list[sql.Composed]:
+    return [
+        sql.SQL("{}::{}").format(value, sql.SQL(kind))
+        for value, kind in zip(values, kinds, strict=True)
+    ]
 
 
 def refuse_unfilled(relation: Relation, count: int, sync_name: str) -> None:
@@ -186,31 +221,3 @@ def refuse_unfilled(relation: Relation, count: int, sync_name: str) -> None:
             f"rows were removed from it by hand? tidegate run {sync_name} --full-refresh; or ALTER "
             "TABLE … REPLICA IDENTITY FULL at the source, which sends all values",
         )
-
-
-def mark_statement(
-    into: sql.Identifier,
-    staged: Sequence[tuple[str, str]],
-    target: Relation,
-    mark: str,
-    moment: sql.Composable,
-    staged_keys: sql.Composable,
-    same_key: sql.Composable,
-) -> sql.Composed:
-    """Put every row of the target that is not marked, and does not come anyway, into staging."""
-    values = [
-        moment if name == mark else sql.SQL("t.{}::{}").format(sql.Identifier(name), sql.SQL(kind))
-        for name, kind in staged
-    ]
-    return sql.SQL(
-        "INSERT INTO {into} ({names}) SELECT {values} FROM {target} t WHERE t.{mark} IS NULL"
-        " AND NOT EXISTS (SELECT FROM ({keys}) s WHERE {same})"
-    ).format(
-        into=into,
-        names=column_list(name for name, _ in staged),
-        values=sql.SQL(", ").join(values),
-        target=qualified(target),
-        mark=sql.Identifier(mark),
-        keys=staged_keys,
-        same=same_key,
-    )

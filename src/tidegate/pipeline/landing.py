@@ -175,6 +175,8 @@ class _Landing:
     table: LandingTable
     write_id: str
     layouts: dict[bytes, _Layout] = field(default_factory=dict)
+    others: dict[bytes, Relation] = field(default_factory=dict)
+    """tables that were described and are not the sync's"""
     layout: _Layout | None = None
     fold: Fold = field(default_factory=lambda: Fold((), 0))
     high: int | None = None
@@ -204,9 +206,10 @@ class _Landing:
                     if passes:
                         continue
                     layout = self.layouts.get(data[1:5])
+                    if layout is None:
+                        raise self._unknown(data[1:5])
                     if layout is not self.layout:
                         self._switch(layout)
-                    assert layout is not None
                     self.changes += 1
                     fold = self.fold
                     if kind == pgoutput.INSERT:
@@ -298,12 +301,9 @@ class _Landing:
 
     def _describe(self, described: StreamRelation, oid: bytes) -> None:
         if described.relation != self.relation:
-            raise SourceError(
-                f"slot {self.slot} tells of {described.relation}, and the sync's table is "
-                f"{self.relation}",
-                "its publication must hold that table and no other; after a table was renamed: "
-                "tidegate run NAME --full-refresh",
-            )
+            # A partition is described as well, though its rows are those of the whole.
+            self.others[oid] = described.relation
+            return
         names = described.names
         chosen = [
             place
@@ -328,10 +328,18 @@ class _Landing:
         )
         self.layouts[oid] = found
 
-    def _switch(self, layout: _Layout | None) -> None:
+    def _unknown(self, oid: bytes) -> Exception:
+        other = self.others.get(oid)
+        if other is None:
+            return Damaged("it is about a table that was not described")
+        return SourceError(
+            f"slot {self.slot} tells of {other}, and the sync's table is {self.relation}",
+            "its publication must hold that table and no other; after a table was renamed: "
+            "tidegate run NAME --full-refresh",
+        )
+
+    def _switch(self, layout: _Layout) -> None:
         """Go on with other columns, or leave them to the next batch."""
-        if layout is None:
-            raise Damaged("a row of a table that was not described")
         if self.layout is None or self.layout.columns != layout.columns:
             if self.upto is None and self.settled and self.settled == self.changes:
                 raise _Stop
@@ -340,8 +348,9 @@ class _Landing:
         self.layout = layout
 
     def _truncate(self, oids: tuple[int, ...]) -> None:
-        if not any(oid.to_bytes(4, "big") in self.layouts for oid in oids):
-            raise Damaged("it empties a table that was not described")
+        found = [oid.to_bytes(4, "big") for oid in oids]
+        if not any(oid in self.layouts for oid in found):
+            raise self._unknown(found[0] if found else b"")
         self.changes += 1
         self.truncated = True
         if self.table.soft:
