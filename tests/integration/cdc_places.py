@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from integration.conftest import Database
+from integration.conftest import Database, MakePlace, Place
+from tidegate.postgres.embedded import EmbeddedServer
 
 ORDERS = "CREATE TABLE orders (id int PRIMARY KEY, total numeric(12, 2), note text)"
+FILL = "INSERT INTO orders SELECT i, i, 'x' FROM generate_series(1, 9) i"
 
 
 def orders_sync(**values: Any) -> dict[str, Any]:
@@ -32,3 +34,13 @@ def slot_of(database: Database) -> tuple[str, str]:
     )
     assert len(found) == 1, found
     return found[0]
+
+
+def place_on(make_place: MakePlace, server: EmbeddedServer) -> Place:
+    """A project whose source is on a server of its own; the rest is elsewhere."""
+    server.ensure_database("shop")
+    source = Database(server.conninfo("shop"))
+    made = make_place(databases=2)
+    place = make_place(orders_sync(), beside=Place(source, made.target, made.source, made.folder))
+    source.execute(ORDERS, FILL)
+    return place

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from conftest import FAST
-from integration.cdc_places import ORDERS, orders_sync, rows, slot_of
+from integration.cdc_places import FILL, ORDERS, orders_sync, place_on, rows, slot_of
 from integration.conftest import Database, MakePlace, MakeProject, Place
 from tidegate.errors import ChangesLost, SourceError, TidegateError
 from tidegate.insight.status import read_status
@@ -20,7 +20,6 @@ from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.project import Project
 from tidegate.spark.session import SparkSessions
 
-FILL = "INSERT INTO orders SELECT i, i, 'x' FROM generate_series(1, 9) i"
 PUBLICATION = "SELECT quote_ident(pubname) FROM pg_publication"
 
 
@@ -154,17 +153,6 @@ def own_server(tmp_path: Path) -> Iterator[EmbeddedServer]:
     yield server
     server.stop("immediate")
     shutil.rmtree(tmp_path)
-
-
-def place_on(make_place: MakePlace, server: EmbeddedServer, **values: object) -> Place:
-    """A project whose source is on a server of its own; the rest is elsewhere."""
-    server.ensure_database("shop")
-    source = Database(server.conninfo("shop"))
-    made = make_place(databases=2)
-    beside = Place(source, made.target, made.source, made.folder)
-    place = make_place(orders_sync(), beside=beside, **values)
-    source.execute(ORDERS, FILL)
-    return place
 
 
 def test_a_slot_that_the_server_has_given_up(

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from integration.cdc_places import ORDERS, orders_sync, rows, slot_of
+from integration.cdc_places import FILL, ORDERS, orders_sync, rows, slot_of
 from integration.conftest import Database, MakeProject
 from tidegate.errors import DeclarationError, SourceError
 from tidegate.model.batch import BatchKind
 from tidegate.model.lsn import lsn_value
-
-FILL = "INSERT INTO orders SELECT i, i, 'x' FROM generate_series(1, 9) i"
 
 
 def assert_equal(source: Database, target: Database, table: str = "orders") -> None:
