@@ -245,8 +245,8 @@ def test_taking_tidegate_out_waits_until_no_slot_is_left(make_project: MakeProje
     assert "tidegate remove orders" in said
     assert place.control.execute("SELECT slot FROM tidegate_control.slots")
     document(place, "remove", "orders", "--yes")
-    words(place, "db", "uninstall", "--yes")
-    assert place.control.value("SELECT to_regclass('tidegate_control.slots')") is None
+    said = words(place, "db", "uninstall", "--yes")
+    assert place.control.value("SELECT to_regclass('tidegate_control.slots')") is None, said
 
 
 @pytest.mark.parametrize("command", ["set", "rewind"])
