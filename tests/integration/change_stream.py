@@ -10,7 +10,9 @@ from uuid import uuid4
 from psycopg import sql
 
 from integration.conftest import Database, Place, Rows
+from tidegate.destinations.lake import LakeDestination
 from tidegate.destinations.publication import Publication
+from tidegate.lake.reading import main_rows
 from tidegate.ledger.fences import Fence
 from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.drift import record_columns
@@ -176,6 +178,16 @@ class ChangeStream:
         assert landed.high is not None
         self.value = landed.high
         return landed, published
+
+    def lake_rows(self) -> list[dict[str, Any]]:
+        """What the table of a lake holds, in the order of its keys."""
+        destination = self.project.context.destination(self.target)
+        assert isinstance(destination, LakeDestination)
+        found = main_rows(destination.catalog, self.target.relation)
+        assert found is not None
+        names = [one.name for one in found.metadata.schema().fields]
+        rows = [row for _, batch in found.batches(names) for row in batch.to_pylist()]
+        return sorted(rows, key=lambda row: [row[name] for name in self.key])
 
     def source_rows(self, columns: str = "*") -> Rows:
         table = sql.Identifier(self.relation.schema, self.relation.name).as_string(None)
