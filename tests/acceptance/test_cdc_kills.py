@@ -114,3 +114,23 @@ def test_killed_in_the_second_of_several_batches(make_scene: MakeScene) -> None:
     scene.assert_exact()
     assert_slot(scene)
     scene.assert_swept()
+
+
+def test_killed_on_the_way_into_a_lake(make_scene: MakeScene) -> None:
+    scene = make_scene(2, sync=CDC, lake=True)
+    kill_at(scene, "branch.forwarded")
+    scene.run()
+    scene.assert_exact()
+    for point in ("changes.landed", "branch.staged", "branch.forwarded"):
+        change(scene)
+        kill_at(scene, point)
+    scene.run()
+    scene.assert_exact()
+    with psycopg.connect(scene.source, autocommit=True) as connection:
+        connection.execute("TRUNCATE public.orders")
+    scene.run()
+    scene.change(1)
+    scene.run()
+    scene.assert_exact()
+    assert_slot(scene)
+    scene.assert_nothing_staged()
