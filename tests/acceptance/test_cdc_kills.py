@@ -134,3 +134,19 @@ def test_killed_on_the_way_into_a_lake(make_scene: MakeScene) -> None:
     scene.assert_exact()
     assert_slot(scene)
     scene.assert_nothing_staged()
+
+
+def test_others_do_not_advance_the_slot_past_a_copy_that_is_under_way(
+    make_scene: MakeScene,
+) -> None:
+    scene = make_scene(2, sync=CDC, tables=("orders", "items"))
+    scene.run("orders")
+    copying, flag = scene.start_and_hold("stage.done", "items")
+    scene.change()
+    scene.run("orders")
+    flag.unlink()
+    assert copying.wait().code == 0
+    scene.change()
+    for table in scene.tables:
+        scene.run(table)
+    scene.assert_exact()
