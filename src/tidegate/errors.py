@@ -16,7 +16,8 @@ TidegateError
 │   ├── ChecksFailed          more rows fail their checks than the declaration allows
 │   └── StagingLost           staged rows vanished before publishing; stage again
 ├── SourceError               the source cannot be read as declared
-│   └── SnapshotGone          a lake no longer knows the snapshot that was loaded last
+│   ├── SnapshotGone          a lake no longer knows the snapshot that was loaded last
+│   └── ChangesLost           a slot no longer holds all that came after the last load
 ├── TransformError            the user's function failed or returned something unusable
 ├── TaskFailed                the user's task raised an error
 ├── LoadError                 a load failed; the message carries the cause
@@ -104,6 +105,12 @@ class SourceError(TidegateError):
 
 class SnapshotGone(SourceError):
     """What a lake's table has gone through since the last load cannot be told any more."""
+
+    permanent = True
+
+
+class ChangesLost(SourceError):
+    """What a table has gone through since the last load cannot be told any more by its slot."""
 
     permanent = True
 

@@ -35,6 +35,10 @@ ELSEWHERE = (
     "state.written",
     "state.loaded",
     "notice.delivered",
+    "slot.made",
+    "changes.landed",
+    "slot.noted",
+    "slot.advanced",
 )
 # These are passed only when the target has to change.
 IN_EVOLUTION = ("evolve.changed", "evolve.done")

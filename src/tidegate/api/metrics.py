@@ -12,6 +12,7 @@ from tidegate.api.documentation import route
 from tidegate.api.service import Served
 from tidegate.insight.metrics import Metric as Figure
 from tidegate.insight.metrics import measure, measure_syncs
+from tidegate.insight.slot_metrics import measure_slots
 from tidegate.insight.sync_lines import list_syncs
 from tidegate.insight.tables import cache
 from tidegate.model.access import Scope
@@ -56,6 +57,7 @@ def get_metrics(service: Served) -> Response:
     context = service.context
     with service.control() as control:
         figures = list(measure(context, control))
+        figures += measure_slots(context, control)
         lines = list_syncs(context, control, service.project.declared)
         figures += measure_syncs(lines, cache(context).clock(control).timestamp())
     measured = CollectorRegistry(auto_describe=False)

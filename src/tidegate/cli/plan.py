@@ -9,6 +9,7 @@ import typer
 from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, SyncNamesOrAll, open_project
 from tidegate.cli.output import print_error, print_json, print_line
 from tidegate.errors import TidegateError, UsageError
+from tidegate.model.figures import in_bytes
 
 if TYPE_CHECKING:
     from tidegate.model.plan import ProjectPlan, SyncPlan, TaskPlan
@@ -96,6 +97,7 @@ def _lines(plan: SyncPlan) -> list[str]:
         ("moves", f"{plan.source} → {plan.target}, {plan.mode}{_transformed(plan)}"),
         ("key", _key(plan)),
         ("cursor", _cursor(plan)),
+        *([("slot", _slot(plan))] if plan.slot is not None else []),
         ("watermark", _watermark(plan)),
         *([("horizon", _horizon(plan))] if plan.cursor is not None else []),
         ("guarantee", f"{plan.guarantee}: {plan.because}"),
@@ -141,7 +143,19 @@ def _key(plan: SyncPlan) -> str:
     return f"{', '.join(plan.key.columns)} ({plan.key.origin}, {proof})"
 
 
+def _slot(plan: SyncPlan) -> str:
+    slot = plan.slot
+    assert slot is not None
+    name = slot.slot or "a new one"
+    if not slot.exists:
+        return f"{name} will be made, and publication {slot.publication or 'beside it'}"
+    kept = "" if slot.retained_bytes is None else f", keeps {in_bytes(slot.retained_bytes)}"
+    return f"{name}{kept}; publication {slot.publication}"
+
+
 def _cursor(plan: SyncPlan) -> str:
+    if plan.slot is not None:
+        return f"none: the log of the source orders it; deletes are {plan.slot.deletes}"
     if plan.snapshots is not None:
         return f"none: snapshots order it; main is at {plan.source_snapshot or 'none yet'}"
     if plan.cursor is None:
@@ -151,6 +165,8 @@ def _cursor(plan: SyncPlan) -> str:
 
 
 def _watermark(plan: SyncPlan) -> str:
+    if plan.slot is not None:
+        return f"{plan.watermark or 'at the start'} (generation {plan.generation})"
     if plan.snapshots is not None:
         waiting = f"{plan.snapshots:,} snapshot{'s' if plan.snapshots != 1 else ''} waiting"
         return f"{plan.watermark or 'at the start'} (generation {plan.generation}; {waiting})"
@@ -169,6 +185,8 @@ def _horizon(plan: SyncPlan) -> str:
 def _rows(plan: SyncPlan) -> str:
     if plan.next_batch is None:
         return "nothing new"
+    if plan.slot is not None and not plan.slot.copies:
+        return f"what {in_bytes(plan.slot.behind_bytes)} of the log hold of it: {plan.next_batch}"
     about = "" if plan.rows_are_exact else "about "
     time = f", about {_seconds(plan.expected_seconds)}" if plan.expected_seconds else ""
     return (

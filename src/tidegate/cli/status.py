@@ -9,11 +9,13 @@ import typer
 from tidegate.cli.moments import span
 from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, SyncNamesOrAll, open_project
 from tidegate.cli.output import print_json, print_line, print_table
+from tidegate.model.figures import in_bytes
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from tidegate.insight.queue import QueueStatus
+    from tidegate.insight.slots import SlotStatus
     from tidegate.insight.status import SyncStatus
     from tidegate.insight.table_health import UnwellTable
 
@@ -57,6 +59,8 @@ def status(
         for one in found.syncs:
             for line in _notes(one):
                 print_line(f"{one.sync}: {line}")
+        for slot in found.slots:
+            print_line(f"slot {slot.slot} of {slot.connection}: {_slot(slot)}")
         _print_queue(found.queue)
         _print_unwell(found.unwell_tables)
         if found.control_unreachable:
@@ -68,6 +72,16 @@ def status(
             print_line(f"control database: {remark.found}; {remark.fix}")
     if check and not found.is_well:
         raise typer.Exit(1)
+
+
+def _slot(slot: SlotStatus) -> str:
+    """What it keeps, for whom, and what is wrong with it."""
+    if slot.unreachable is not None:
+        return f"unreachable: {slot.unreachable}"
+    readers = ", ".join(one.sync for one in slot.readers) or "nobody"
+    kept = "" if slot.retained_bytes is None else f"keeps {in_bytes(slot.retained_bytes)}, "
+    text = f"{kept}read by {readers}"
+    return text if slot.remark is None else f"{text}; {slot.remark.text}"
 
 
 def _print_queue(queue: QueueStatus) -> None:
@@ -125,6 +139,9 @@ def _behind(status: SyncStatus) -> str:
         return "unknown"
     if status.watermark is None and lag.rows is None:
         return "everything"
+    if lag.bytes is not None:
+        read = "" if lag.seconds is None else f", read {span(lag.seconds)} ago"
+        return f"{in_bytes(lag.bytes)} of the log{read}"
     parts: list[str] = []
     if lag.rows is not None:
         parts.append(f"{'more than ' if lag.rows_are_capped else ''}{lag.rows:,} rows")

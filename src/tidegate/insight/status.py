@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -15,16 +16,20 @@ from tidegate.control.job_records import JobRecords, RecentJob
 from tidegate.errors import ConnectionFailed, TidegateError
 from tidegate.insight.control_session import has_jobs
 from tidegate.insight.queue import QueueStatus, read_queue
+from tidegate.insight.slots import SlotStatus, read_slots
 from tidegate.insight.table_health import UnwellTable, find_unwell
 from tidegate.insight.vacuum_horizon import read_vacuum_horizon
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.cursor import CursorType
 from tidegate.model.horizon import Horizon
 from tidegate.model.job import SYNC, JobStatus
+from tidegate.model.lsn import lsn_value
 from tidegate.model.plan import Lock
 from tidegate.model.sync import Sync
 from tidegate.model.vacuum_horizon import VacuumHorizon
 from tidegate.model.watermark import Watermark
+from tidegate.pipeline.cdc_origin import ChangeLog
+from tidegate.pipeline.cdc_source import CdcSource
 from tidegate.pipeline.changed import refuse_changed
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import resolve_source
@@ -72,6 +77,8 @@ class Lag:
     rows: int | None
     rows_are_capped: bool
     seconds: float | None
+    bytes: int | None = None
+    """of the source's log, whatever it is about, where changes are read from it"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +119,16 @@ class ProjectStatus:
     queue: QueueStatus = field(default_factory=QueueStatus)
     unwell_tables: tuple[UnwellTable, ...] = ()
     """those of lakes, as the table cache has them"""
+    slots: tuple[SlotStatus, ...] = ()
+    """from which changes are read"""
 
     @property
     def is_well(self) -> bool:
-        return self.control_unreachable is None and all(sync.is_well for sync in self.syncs)
+        return (
+            self.control_unreachable is None
+            and all(sync.is_well for sync in self.syncs)
+            and all(slot.is_well for slot in self.slots)
+        )
 
 
 def read_status(context: Context, syncs: Iterable[Sync]) -> ProjectStatus:
@@ -124,6 +137,7 @@ def read_status(context: Context, syncs: Iterable[Sync]) -> ProjectStatus:
         jobs: dict[str, RecentJob] | None = None
         horizon, queue, unreachable = VacuumHorizon(), QueueStatus(), None
         unwell: tuple[UnwellTable, ...] = ()
+        slots: list[SlotStatus] = []
         try:
             control = sessions.control()
             project = context.settings.project.name
@@ -138,10 +152,15 @@ def read_status(context: Context, syncs: Iterable[Sync]) -> ProjectStatus:
             if control is not None and has_jobs(context.plane, control):
                 queue = read_queue(context.plane, control, project)
                 unwell = find_unwell(context, control)
+                slots = read_slots(
+                    context, control, lambda name: nullcontext(sessions.source(name))
+                )
         except (TidegateError, psycopg.Error) as error:
             unreachable = _words(error)
         found = tuple(_Look(sessions, sync, jobs).status() for sync in syncs)
-    return ProjectStatus(context.settings.project.name, found, horizon, unreachable, queue, unwell)
+    return ProjectStatus(
+        context.settings.project.name, found, horizon, unreachable, queue, unwell, tuple(slots)
+    )
 
 
 @dataclass(slots=True)
@@ -218,6 +237,8 @@ class _Look:
         source = resolve_source(connection, self.sync)
         plane = self.sessions.context.plane
         control = None if self.jobs is None else self.sessions.control()
+        if self.sync.changes == "cdc":
+            return self._look_at_changes(connection, source, watermark, control), None
         memory = ReadMemory(plane, control, self.sync.pipeline)
         horizon = read_horizon(connection, source.cursor, memory, may_wait=False)
         lag = None
@@ -225,6 +246,30 @@ class _Look:
             refuse_changed(watermark, source, self.sync)
             lag = _lag(connection, source, watermark)
         return lag, _held_now(connection, source, watermark, horizon)
+
+    def _look_at_changes(
+        self,
+        connection: Connection,
+        source: PostgresSource,
+        watermark: Watermark | None,
+        control: Connection | None,
+    ) -> Lag | None:
+        if watermark is None or watermark.value is None or control is None:
+            return None
+        context = self.sessions.context
+        log = ChangeLog.of(self.sync, source, connection, context.plane.identity(control))
+        changes = CdcSource(context, self.sync, source, log)
+        changes.refuse_changed(watermark)
+        if watermark.is_refreshing:
+            return None
+        _, server = changes.check(watermark)
+        behind = max(0, lsn_value(server.lsn) - lsn_value(watermark.value))
+        readers = changes.slots.read_by(control, self.sync.pipeline)
+        read_at = next((one.read_at for one in readers if one.slot == log.slot.name), None)
+        row = connection.execute(
+            "SELECT extract(epoch FROM clock_timestamp() - %s::timestamptz)::float8", (read_at,)
+        ).fetchone()
+        return Lag(None, False, row[0] if row else None, behind)
 
     def _look_at_lake(self, watermark: Watermark | None) -> Lag | None:
         source = resolve_lake_source(self.sessions.context, self.sync)

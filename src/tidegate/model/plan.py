@@ -52,6 +52,21 @@ class TargetPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotPlan:
+    """The slot of a sync by its changes; its names are known once the project has run."""
+
+    slot: str | None
+    publication: str | None
+    exists: bool
+    copies: bool
+    """whether the whole table is copied first"""
+    behind_bytes: int
+    """how much of the log has been written since the last load, whatever it is about"""
+    retained_bytes: int | None
+    deletes: str
+
+
+@dataclass(frozen=True, slots=True)
 class SyncPlan:
     """Everything a run of one sync would start from."""
 
@@ -94,6 +109,8 @@ class SyncPlan:
     """where main of a lake's table stands, if the source is one"""
     snapshots: int | None = None
     """how many snapshots of it wait to be loaded; None where the source is no lake"""
+    slot: SlotPlan | None = None
+    """where its changes come from, if it is read by them"""
 
 
 @dataclass(frozen=True, slots=True)

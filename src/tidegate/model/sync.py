@@ -26,6 +26,8 @@ class Sync:
     key: tuple[str, ...] | None = None
     cursor: str | None = None
     changes: str = "cursor"
+    deletes: str = "hard"
+    """what becomes of rows that the source deletes, where its changes tell of them"""
     lookback: str | int | None = None
     settle_seconds: float = 60.0
     null_cursor: NullPolicy | None = None

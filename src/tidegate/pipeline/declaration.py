@@ -15,6 +15,7 @@ from tidegate.model.relation import MAX_NAME_BYTES, Relation
 from tidegate.model.rules import Duplicates, Mode, Rules
 from tidegate.model.shape import Shape, StagedColumn
 from tidegate.model.sync import Sync
+from tidegate.pipeline.cdc_declaration import refuse_with_cdc
 from tidegate.pipeline.privileges import check_readable
 from tidegate.postgres.catalog import (
     describe_query,
@@ -119,7 +120,9 @@ def check_supported(sync: Sync) -> None:
             "Postgres would cut it off; choose a shorter target, or exclude the table and declare "
             "it on its own",
         )
-    if sync.changes != "cursor":
+    if sync.changes == "cdc":
+        refuse_with_cdc(sync)
+    elif sync.changes != "cursor":
         raise DeclarationError(
             f'sync {sync.name}: changes = "{sync.changes}" is not available yet',
             'use changes = "cursor"',
@@ -288,6 +291,8 @@ def _resolve_key(table: Table, sync: Sync) -> tuple[str, ...]:
 
 
 def _resolve_cursor(connection: Connection, table: Table, sync: Sync) -> CursorColumn | None:
+    if sync.changes == "cdc":
+        return None
     if sync.mode is Mode.REPLACE:
         if sync.cursor is not None:
             raise DeclarationError(

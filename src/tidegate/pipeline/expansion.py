@@ -245,6 +245,16 @@ def _choose(base: Sync, table: Table, before: Recorded | None) -> Sync:
             notes.append(_kept(base, "key", before.key, key))
             key = before.key
     cursor: Column | None = None
+    if base.changes == "cdc":
+        # Ordered by the log; a table that cannot be read so is refused by its name.
+        return replace(
+            base,
+            key=key or None,
+            columns=_there(base.columns, names),
+            exclude_columns=tuple(c for c in base.exclude_columns if c in names),
+            proposed=frozenset(proposed),
+            notes=tuple(notes),
+        )
     if base.mode is not Mode.REPLACE:
         if base.cursor is not None and base.cursor in names:
             cursor = table.column(base.cursor)
@@ -269,7 +279,6 @@ def _choose(base: Sync, table: Table, before: Recorded | None) -> Sync:
     if mode is not Mode.REPLACE and (cursor is None or not (key or mode is Mode.APPEND)):
         notes.append(_why_replace(cursor, key))
         mode, cursor = Mode.REPLACE, None
-    columns = None if base.columns is None else tuple(c for c in base.columns if c in names)
     return replace(
         base,
         mode=mode,
@@ -277,11 +286,16 @@ def _choose(base: Sync, table: Table, before: Recorded | None) -> Sync:
         cursor=cursor.name if cursor is not None else None,
         null_cursor=null_cursor,
         lookback=_lookback(base, cursor, notes),
-        columns=columns or base.columns,
+        columns=_there(base.columns, names),
         exclude_columns=tuple(c for c in base.exclude_columns if c in names),
         proposed=frozenset(proposed),
         notes=tuple(notes),
     )
+
+
+def _there(columns: tuple[str, ...] | None, names: set[str]) -> tuple[str, ...] | None:
+    """The declared columns that this table has; all of them where it has none, to be refused."""
+    return columns and (tuple(name for name in columns if name in names) or columns)
 
 
 def _why_replace(cursor: Column | None, key: tuple[str, ...]) -> str:

@@ -45,6 +45,7 @@ from tidegate.model.rules import Duplicates, Mode
 from tidegate.model.shape import Shape
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
+from tidegate.pipeline.cdc_plan import plan_cdc_sync
 from tidegate.pipeline.changed import refuse_changed, refuse_moved
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.course import FINISHES_REFRESH
@@ -114,6 +115,8 @@ def plan_sync(sessions: Sessions, sync: Sync) -> SyncPlan:
     try:
         if sessions.context.is_lake(sync.source.connection):
             return plan_lake_sync(sessions, sync)
+        if sync.changes == "cdc":
+            return plan_cdc_sync(sessions, sync, _plan_target)
         return _Planning(sessions, sync).plan()
     except psycopg.Error as error:
         raise translate(error, f"planning {sync.name}") from error

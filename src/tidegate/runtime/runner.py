@@ -20,6 +20,8 @@ from tidegate.errors import TidegateError
 from tidegate.model.job import SYNC, JobRequest
 from tidegate.model.load import LoadResult
 from tidegate.model.sync import Sync
+from tidegate.pipeline.cdc_source import leave_slots
+from tidegate.pipeline.cdc_sync import CdcWork
 from tidegate.pipeline.changed import refuse_moved
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.course import SyncOutcome
@@ -151,6 +153,20 @@ class Runner:
                     outcome=outcome,
                 ).run()
                 return _result(outcome)
+            if sync.changes == "cdc":
+                CdcWork(
+                    context=self._context,
+                    sync=sync,
+                    source=source.source,
+                    connection=source.connection,
+                    destination=destination,
+                    attempt=attempt,
+                    full_refresh=options.full_refresh,
+                    max_batches=options.max_batches,
+                    step=step,
+                    outcome=outcome,
+                ).run()
+                return _result(outcome)
             SyncWork(
                 context=self._context,
                 sync=sync,
@@ -167,6 +183,8 @@ class Runner:
                 step=step,
                 outcome=outcome,
             ).run()
+            # One that was read by its changes before must not hold its slot for ever.
+            leave_slots(self._context, control, sync.pipeline)
             return _result(outcome)
 
         won = ClaimedWork(

@@ -12,6 +12,7 @@ from tidegate.model.group import TargetTemplate
 from tidegate.model.pattern import split_parts
 from tidegate.model.schedule import Schedule
 from tidegate.settings import checks as values
+from tidegate.settings.cdc import CdcSettings
 from tidegate.settings.durations import parse_duration
 from tidegate.settings.explain import Conflict
 from tidegate.settings.history import HistorySettings
@@ -150,6 +151,7 @@ class SyncDefaults(Section):
 
     mode: Literal["merge", "append", "delete_insert", "replace"] = "merge"
     changes: Literal["cursor", "snapshot", "cdc"] = "cursor"
+    deletes: Literal["hard", "soft"] = "hard"
     lookback: values.Lookback | None = None
     settle: values.Duration = "60s"
     null_cursor: Literal["raise", "include", "exclude"] | None = None
@@ -273,5 +275,6 @@ FIXED: dict[str, type[Section]] = {
     "scheduler": SchedulerSettings,
     "notify": NotifySettings,
     "history": HistorySettings,
+    "cdc": CdcSettings,
 }
 SECTIONS = (*FIXED, "connections", "resources", "sync")

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ConfigDict, Field, ValidationError, field_serializer
 
 from tidegate.errors import SettingsError
+from tidegate.settings.cdc import CdcSettings
 from tidegate.settings.connections import (
     CONTROL,
     MASK,
@@ -57,6 +58,7 @@ class Settings(Section):
     resources: dict[str, Places] = Field(default_factory=dict)
     notify: NotifySettings = Field(default_factory=NotifySettings)
     history: HistorySettings = Field(default_factory=HistorySettings)
+    cdc: CdcSettings = Field(default_factory=CdcSettings)
     sync: dict[str, SyncSettings] = Field(default_factory=dict)
 
     @field_serializer("connections")
