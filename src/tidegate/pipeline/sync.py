@@ -52,7 +52,7 @@ class SyncWork:
 
     def run(self) -> SyncOutcome:
         """Load until nothing is left below the horizon, or the limit of batches is reached."""
-        self._check_key()
+        check_first_key(self.sync, self.source, self.connection, self._watermark())
         if self.source.null_policy is NullPolicy.RAISE:
             self.source.null_batch(self.connection)
         watermark = self._begin()
@@ -230,15 +230,18 @@ class SyncWork:
         self.outcome.fingerprints[kind] = found
         return bool(known == found)
 
-    def _check_key(self) -> None:
-        """On the first load, look once at the whole key unless an index vouches for it."""
-        if self.sync.transform is not None or tolerates_duplicates(self.sync):
-            return
-        if self._watermark().version == 0:
-            refuse_duplicates(self.source, self.connection, self.sync.name)
-
     def _watermark(self) -> Watermark:
         return self.destination.watermark(self.sync.pipeline)
+
+
+def check_first_key(
+    sync: Sync, source: PostgresSource, connection: Connection, watermark: Watermark
+) -> None:
+    """On the first load, look once at the whole key unless an index vouches for it."""
+    if sync.transform is not None or tolerates_duplicates(sync):
+        return
+    if watermark.version == 0:
+        refuse_duplicates(source, connection, sync.name)
 
 
 def tolerates_duplicates(sync: Sync) -> bool:
