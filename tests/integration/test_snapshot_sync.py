@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from integration.conftest import MakeProject, Place
-from tidegate.project import Project
 
 ORDERS = {
     "source": "shop:public.orders",

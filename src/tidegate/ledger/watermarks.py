@@ -194,7 +194,7 @@ class Watermarks:
             raise UsageError(
                 f"{left!r} is not a {cursor_type.value}: {first_line(error)}",
                 "give a value of the cursor's type, for example "
-                + ("12345" if cursor_type.is_integer else "2026-11-01 00:00:00+00"),
+                + ("12345" if cursor_type.is_number else "2026-11-01 00:00:00+00"),
             ) from None
         assert row is not None
         return (1 if right is None else row[0]), row[1]

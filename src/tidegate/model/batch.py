@@ -44,7 +44,7 @@ class Batch:
     is_last: bool = False
     """nothing more was to be had when it was planned"""
     reached: str | None = None
-    """of written rows: those whose cursor lies further below it than the lookback are passed over"""
+    """of written rows: one whose cursor lies further below it than the lookback is not looked for"""
     tables: tuple[int, ...] | None = None
     """of written rows: tables other than these are new, and all their rows belong to it"""
 

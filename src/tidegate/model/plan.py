@@ -94,6 +94,8 @@ class SyncPlan:
     """where main of a lake's table stands, if the source is one"""
     snapshots: int | None = None
     """how many snapshots of it wait to be loaded; None where the source is no lake"""
+    changes: str = "cursor"
+    """how changes are found"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from tidegate.model.rules import Duplicates, Mode, Rules
 from tidegate.model.shape import Shape, StagedColumn
 from tidegate.model.sync import Sync
 from tidegate.pipeline.privileges import check_readable
-from tidegate.pipeline.snapshot_refusals import check_declared, check_source, refuse_standby
+from tidegate.pipeline.snapshot_refusals import check_declared, check_source, check_xid_cursor
 from tidegate.postgres.catalog import (
     describe_query,
     describe_table,
@@ -49,7 +49,7 @@ def resolve_source(connection: Connection, sync: Sync) -> PostgresSource:
     if written is not None:
         cursor = None
     elif cursor is not None and cursor.type is CursorType.XID8:
-        refuse_standby(connection, sync)
+        check_xid_cursor(connection, sync)
     check_loaded(sync, [column.name for column in columns], key)
     check_layout(sync, [column.name for column in columns])
     source = PostgresSource(
@@ -103,7 +103,7 @@ def lake_shape(source: PostgresSource) -> Shape:
         for column in source.columns
     )
     names = {column.name for column in columns}
-    cursor = source.cursor.name if source.cursor and source.cursor.name in names else None
+    cursor = source.lake_order if source.lake_order in names else None
     unique = bool(source.key) and source.table.proves_unique(source.key)
     return Shape(columns, source.key, cursor, unique)
 

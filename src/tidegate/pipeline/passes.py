@@ -1,4 +1,4 @@
-"""Passes over a source whose rows are found by their transactions: since when, and from where on."""
+"""Passes over a source whose rows are found by their transactions: since when, from where on."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.standing import Standing, begun_at, loaded_at
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
+from tidegate.postgres.connect import Connection
 from tidegate.sources.postgres import PostgresSource
 from tidegate.sources.written import column_words
 
@@ -51,6 +52,14 @@ def record(batch: Batch, began: Standing, watermark: Watermark) -> dict[str, Any
     return {**known, "pass": began.to_json()}
 
 
+def check_standing(
+    connection: Connection, source: PostgresSource, watermark: Watermark, sync: Sync
+) -> None:
+    """Refuse a source that is not the one whose transactions are known, where they matter."""
+    if source.written is not None:
+        refuse_restored(watermark, source.standing(connection), sync)
+
+
 def refuse_restored(watermark: Watermark, now: Standing, sync: Sync) -> None:
     """Refuse a source in which the transactions of then are not the transactions of now."""
     for before in (begun_at(watermark), loaded_at(watermark)):
@@ -58,7 +67,7 @@ def refuse_restored(watermark: Watermark, now: Standing, sync: Sync) -> None:
             continue
         why = before.difference(now)
         if why is None and int(now.xmax) < int(before.xmin):
-            why = f"its next transaction is {now.xmax}, and {before.xmin} was reached: it was restored"
+            why = f"{before.xmin} was reached and its next one is {now.xmax}: it was restored"
         if why is not None:
             raise SourceError(
                 f"sync {sync.name}: {sync.source} is not as it was when rows were loaded up to "

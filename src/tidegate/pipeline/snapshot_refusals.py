@@ -97,6 +97,17 @@ def check_source(
             )
 
 
+def check_xid_cursor(connection: Connection, sync: Sync) -> None:
+    """Refuse what a cursor that is the id of a transaction cannot do."""
+    refuse_standby(connection, sync)
+    if sync.lake_target and sync.duplicates is Duplicates.NEWEST:
+        raise DeclarationError(
+            f"sync {sync.name}: cursor {sync.cursor} is an xid8, which is text in a lake and tells "
+            'no newer row from an older one there, as duplicates = "newest" asks for',
+            "choose a unique key, or another cursor",
+        )
+
+
 def refuse_standby(connection: Connection, sync: Sync) -> None:
     """Refuse a server that does not show which transactions are open."""
     row = connection.execute("SELECT pg_is_in_recovery()").fetchone()

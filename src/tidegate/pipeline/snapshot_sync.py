@@ -20,7 +20,7 @@ from tidegate.pipeline.changed import declaration, refuse_changed
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.course import FINISHES_REFRESH, Attempt, Course, SyncOutcome
 from tidegate.pipeline.load import Load, Prepare
-from tidegate.pipeline.passes import next_start, record, refuse_restored
+from tidegate.pipeline.passes import check_standing, next_start, record
 from tidegate.pipeline.stage import Reading, Staged, stage_batch
 from tidegate.pipeline.sync import check_first_key
 from tidegate.postgres.catalog import database_identity
@@ -57,7 +57,7 @@ class SnapshotWork:
         check_first_key(self.sync, self.source, self.connection, self._course.watermark())
         watermark = self._begin()
         refuse_changed(watermark, self.source, self.sync)
-        refuse_restored(watermark, self.source.standing(self.connection), self.sync)
+        check_standing(self.connection, self.source, watermark, self.sync)
         self.destination.check_present(watermark)
         for plan_batch in self._phases():
             self._course.follow(partial(self._load_next, plan_batch))

@@ -91,6 +91,13 @@ class PostgresSource:
         return self.cursor_identifier
 
     @property
+    def lake_order(self) -> str | None:
+        """The column of a lake that tells newer rows from older ones; an xid8 is text there."""
+        if self.cursor is None or self.cursor.type is CursorType.XID8:
+            return None
+        return self.cursor.name
+
+    @property
     def _splits(self) -> tuple[str, ...]:
         return self.key or self.tie_key or ()
 
@@ -116,11 +123,8 @@ class PostgresSource:
     def full_batch(self, connection: Connection, horizon: Horizon) -> Batch:
         """Everything up to the horizon, as one batch."""
         if self.cursor is None:
-            row = connection.execute(
-                sql.SQL("SELECT count(*) FROM {}").format(self.relation)
-            ).fetchone()
-            assert row is not None
-            return Batch(BatchKind.FULL, rows=int(row[0]))
+            whole = Batch(BatchKind.FULL, None, horizon.high)
+            return replace(whole, rows=self.count(connection, whole))
         if horizon.high is None and self._count(connection, self._between(None, None))[0]:
             raise SourceError(
                 f"{self.table.relation} is held back by {horizon.held_by or 'its settle time'}",
@@ -317,7 +321,7 @@ class PostgresSource:
     def _key_cut(
         self, connection: Connection, where: sql.Composable, after: tuple[str, ...] | None
     ) -> tuple[int, tuple[str, ...] | None]:
-        """The next batch_rows rows in key order: how many, and the last key unless it is the end."""
+        """The next batch_rows rows in key order: how many, and the last key if more follow."""
         self._refuse_null_keys(connection, where)
         if after is not None:
             where = sql.SQL("{} AND {}").format(where, self._compare_key(">", after))
