@@ -44,7 +44,7 @@ class Batch:
     is_last: bool = False
     """nothing more was to be had when it was planned"""
     reached: str | None = None
-    """of written rows: one whose cursor lies further below it than the lookback is not looked for"""
+    """of written rows: how far the cursor had got, below which only the lookback is looked at"""
     tables: tuple[int, ...] | None = None
     """of written rows: tables other than these are new, and all their rows belong to it"""
 
