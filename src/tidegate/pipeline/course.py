@@ -142,6 +142,7 @@ class Course:
                 moved_by=self.attempt.actor,
                 reason="nothing changed",
                 declaration=declaration,
+                is_load=False,
             )
 
     def plan(self, source: str, batch: Batch, watermark: Watermark) -> LoadPlan:
