@@ -144,6 +144,18 @@ def test_another_or_an_older_source_is_refused_with_the_way_back(
     assert same(place)
 
 
+def test_another_source_may_be_loaded_from_the_start_in_pieces(make_project: MakeProject) -> None:
+    project, place = make_project({**ORDERS, "batch_rows": 4}, databases=2)
+    seed(place)
+    project.run("orders")
+    record(place, system="6900000000000000000")
+    project.watermark("orders").rewind(reason="moved to another server")
+    project.run("orders", max_batches=1)
+    project.run("orders")
+    assert same(place)
+    assert project.run("orders").found_nothing
+
+
 def test_after_a_failover_a_person_may_say_from_which_transaction_on(
     make_project: MakeProject,
 ) -> None:

@@ -60,6 +60,11 @@ def test_a_standing_comes_back_from_json_as_it_was() -> None:
     assert Standing.from_json(found.to_json()) == found
 
 
+def test_what_was_known_before_a_start_from_nothing_binds_nothing() -> None:
+    recorded = {"standing": standing().to_json()}
+    assert loaded_at(Watermark("shop.orders", "raw.orders", declaration=recorded)) is None
+
+
 def test_places_in_the_log_are_compared_as_numbers() -> None:
     assert position("1/0") > position("0/FFFFFFFF") > position("0/FF")
     assert standing(lsn="0/FF").difference(standing(lsn="0/100")) is None

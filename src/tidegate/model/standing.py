@@ -68,10 +68,10 @@ def loaded_at(watermark: Watermark) -> Standing | None:
 
     None of that holds of a watermark that a person has moved, except which server it belongs to.
     """
-    found = _recorded(watermark, "standing")
-    if found is None or found.xmin == watermark.value:
+    found = None if watermark.value is None else _recorded(watermark, "standing")
+    if found is None or watermark.value is None or found.xmin == watermark.value:
         return found
-    return replace(found, xmin=watermark.value or found.xmin, timeline=0, lsn="0/0", cursor=None)
+    return replace(found, xmin=watermark.value, timeline=0, lsn="0/0", cursor=None)
 
 
 def begun_at(watermark: Watermark) -> Standing | None:

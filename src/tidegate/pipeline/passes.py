@@ -48,7 +48,7 @@ def record(batch: Batch, began: Standing, watermark: Watermark) -> dict[str, Any
     if batch.kind is BatchKind.FULL or batch.closes_tie:
         return {"standing": began.to_json()}
     before = (watermark.declaration or {}).get("standing")
-    known = {} if before is None else {"standing": before}
+    known = {} if before is None or watermark.value is None else {"standing": before}
     return {**known, "pass": began.to_json()}
 
 
@@ -63,7 +63,7 @@ def check_standing(
 def refuse_restored(watermark: Watermark, now: Standing, sync: Sync) -> None:
     """Refuse a source in which the transactions of then are not the transactions of now."""
     for before in (begun_at(watermark), loaded_at(watermark)):
-        if before is None or (watermark.value is None and watermark.position is None):
+        if before is None:
             continue
         why = before.difference(now)
         if why is None and int(now.xmax) < int(before.xmin):
