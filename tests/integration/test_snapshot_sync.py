@@ -128,13 +128,17 @@ def test_a_large_table_comes_in_key_ranges_and_what_is_written_meanwhile_in_the_
             place.source.execute("UPDATE orders SET name = 'behind' WHERE region = 'a' AND id < 9")
             place.source.execute("INSERT INTO orders VALUES ('a', 0, 'behind')")
 
-    report = project.run("orders", step=write_behind)
-    assert [load.rows for load in report.loads] == [10, 10, 10, 5]
-    markers = place.target.execute("SELECT update_id FROM tidegate.table_updates")
-    assert {one for (one,) in markers} == {load.update_id for load in report.loads}
-    assert not same(place)
-    assert project.run("orders").outcome.changed == 3
-    assert same(place)
+    with place.source.connect() as other:
+        other.execute("BEGIN")
+        other.execute("SELECT pg_current_xact_id()")
+        report = project.run("orders", step=write_behind)
+        assert [load.rows for load in report.loads] == [10, 10, 10, 5]
+        markers = place.target.execute("SELECT update_id FROM tidegate.table_updates")
+        assert {one for (one,) in markers} == {load.update_id for load in report.loads}
+        assert not same(place)
+        assert project.run("orders").outcome.changed == 3
+        assert same(place)
+        assert project.run("orders").found_nothing
 
 
 def test_a_pass_that_was_left_open_goes_on_at_its_key_and_ends_at_its_first_snapshot(
