@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.model.standing import Standing, loaded_at, position
+from tidegate.model.batch import Batch, BatchKind
+from tidegate.model.standing import Standing, kept_by, loaded_at, position
 from tidegate.model.watermark import Watermark
 from tidegate.model.xid import EPOCH, is_since, widen
 
@@ -63,6 +64,13 @@ def test_a_standing_comes_back_from_json_as_it_was() -> None:
 def test_what_was_known_before_a_start_from_nothing_binds_nothing() -> None:
     recorded = {"standing": standing().to_json()}
     assert loaded_at(Watermark("shop.orders", "raw.orders", declaration=recorded)) is None
+
+
+def test_a_load_that_leaves_the_watermark_alone_leaves_what_is_known_of_it() -> None:
+    recorded = {"standing": standing().to_json(), "key": ["id"]}
+    at = Watermark("shop.orders", "raw.orders", "700", declaration=recorded)
+    assert kept_by(Batch(BatchKind.LOOKBACK), at) == {"standing": standing().to_json()}
+    assert kept_by(Batch(BatchKind.WRITTEN), at) == {}
 
 
 def test_places_in_the_log_are_compared_as_numbers() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.watermark import Watermark
 
 
@@ -77,6 +78,14 @@ def loaded_at(watermark: Watermark) -> Standing | None:
 def begun_at(watermark: Watermark) -> Standing | None:
     """Where the source stood when the pass began that is not finished yet."""
     return None if watermark.position is None else _recorded(watermark, "pass")
+
+
+def kept_by(batch: Batch, watermark: Watermark) -> dict[str, Any]:
+    """What stays recorded when a load leaves the watermark where it is."""
+    if batch.kind in (BatchKind.FULL, BatchKind.WRITTEN):
+        return {}
+    before = watermark.declaration or {}
+    return {name: before[name] for name in ("standing", "pass") if name in before}
 
 
 def _recorded(watermark: Watermark, name: str) -> Standing | None:

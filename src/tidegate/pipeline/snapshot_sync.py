@@ -10,7 +10,6 @@ from typing import Any
 from tidegate.destinations.destination import Destination
 from tidegate.failpoints import reach
 from tidegate.model.batch import Batch, BatchKind
-from tidegate.model.cursor import CursorType
 from tidegate.model.load import LoadPlan, LoadResult
 from tidegate.model.standing import Standing
 from tidegate.model.sync import Sync
@@ -82,7 +81,7 @@ class SnapshotWork:
         if not self.full_refresh or self.attempt.stored_plan is not None:
             return found
         return self._course.begin_refresh(
-            lambda columns: declaration(self.sync, self.source, columns), CursorType.XID8
+            lambda columns: declaration(self.sync, self.source, columns), self.source.cursor_type
         )
 
     def _load_next(self, plan_batch: PlanBatch) -> bool:
@@ -105,7 +104,7 @@ class SnapshotWork:
                 destination=self.destination,
                 attempt=self.attempt,
                 source_names=self.source.table.column_names,
-                cursor_type=CursorType.XID8,
+                cursor_type=self.source.cursor_type,
                 declare=lambda columns: {
                     **declaration(self.sync, self.source, columns),
                     **record(batch, began, watermark),
@@ -167,7 +166,7 @@ class SnapshotWork:
             self._course.pass_over(
                 watermark,
                 now.xmin,
-                CursorType.XID8,
+                self.source.cursor_type,
                 {
                     **declaration(self.sync, self.source, columns),
                     "standing": now.to_json(),

@@ -11,7 +11,7 @@ from tidegate.destinations.destination import Destination
 from tidegate.errors import DeclarationError
 from tidegate.failpoints import reach
 from tidegate.model.batch import Batch, BatchKind
-from tidegate.model.cursor import CursorType, NullPolicy
+from tidegate.model.cursor import NullPolicy
 from tidegate.model.horizon import Horizon
 from tidegate.model.load import LoadPlan, LoadResult
 from tidegate.model.rules import Duplicates, Mode
@@ -92,14 +92,10 @@ class SyncWork:
             return found
         if not self.full_refresh or self.attempt.stored_plan is not None:
             return found
-        return self._course.begin_refresh(self._declare, self._cursor_type)
+        return self._course.begin_refresh(self._declare, self.source.cursor_type)
 
     def _declare(self, columns: Any) -> dict[str, Any]:
         return declaration(self.sync, self.source, columns)
-
-    @property
-    def _cursor_type(self) -> CursorType | None:
-        return None if self.source.cursor is None else self.source.cursor.type
 
     def _load_next(self, plan_batch: Callable[[Watermark, Horizon], Batch | None]) -> bool:
         """Plan and run one load; False when this phase has nothing more."""
@@ -120,7 +116,7 @@ class SyncWork:
                 destination=self.destination,
                 attempt=self.attempt,
                 source_names=self.source.table.column_names,
-                cursor_type=self._cursor_type,
+                cursor_type=self.source.cursor_type,
                 declare=self._declare,
                 staged=lambda rows: self._course.report("publishing", rows),
             )

@@ -74,6 +74,13 @@ class PostgresSource:
         return self.cursor if self.written is None else self.written.cursor
 
     @property
+    def cursor_type(self) -> CursorType | None:
+        """What the watermark is a value of."""
+        if self.written is not None:
+            return CursorType.XID8
+        return None if self.cursor is None else self.cursor.type
+
+    @property
     def cursor_identifier(self) -> sql.Identifier:
         return sql.Identifier(self.ordered_by.name)
 

@@ -24,6 +24,8 @@ _SINCE = (
     f" <= (SELECT {_NEWEST} - {{low}}::bigint)"
 )
 
+_KINDS = (BatchKind.WRITTEN, BatchKind.RANGE, BatchKind.TIE, BatchKind.FULL)
+
 _STANDING = """
 SELECT pg_snapshot_xmin(s)::text, pg_snapshot_xmax(s)::text,
        (SELECT oid::text FROM pg_database WHERE datname = current_database()),
@@ -56,6 +58,7 @@ class Written:
         self, batch: Batch, compare_key: Callable[[str, tuple[str, ...]], sql.Composed]
     ) -> sql.Composed:
         """The WHERE clause of a batch; ranges are half open here: low <= id < high."""
+        assert batch.kind in _KINDS
         parts: list[sql.Composable] = []
         if batch.kind in (BatchKind.WRITTEN, BatchKind.RANGE) and batch.low is not None:
             parts.append(self._since(batch, batch.low))
