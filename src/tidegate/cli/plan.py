@@ -99,7 +99,7 @@ def _lines(plan: SyncPlan) -> list[str]:
         ("cursor", _cursor(plan)),
         *([("slot", _slot(plan))] if plan.slot is not None else []),
         ("watermark", _watermark(plan)),
-        *([("horizon", _horizon(plan))] if plan.cursor is not None else []),
+        *([("horizon", _horizon(plan))] if _has_horizon(plan) else []),
         ("guarantee", f"{plan.guarantee}: {plan.because}"),
         ("to load", _rows(plan)),
         ("target", _target(plan)),
@@ -158,6 +158,8 @@ def _cursor(plan: SyncPlan) -> str:
         return f"none: the log of the source orders it; deletes are {plan.slot.deletes}"
     if plan.snapshots is not None:
         return f"none: snapshots order it; main is at {plan.source_snapshot or 'none yet'}"
+    if plan.cursor is None and plan.changes == "snapshot":
+        return "none: rows are found by the transaction that wrote them"
     if plan.cursor is None:
         return "none: everything is read each time"
     index = "indexed" if plan.cursor.indexed else "no index"
@@ -170,9 +172,16 @@ def _watermark(plan: SyncPlan) -> str:
     if plan.snapshots is not None:
         waiting = f"{plan.snapshots:,} snapshot{'s' if plan.snapshots != 1 else ''} waiting"
         return f"{plan.watermark or 'at the start'} (generation {plan.generation}; {waiting})"
+    if plan.changes == "snapshot":
+        value = "at the start" if plan.watermark is None else f"transaction {plan.watermark}"
+        return f"{value} (generation {plan.generation})"
     if plan.cursor is None:
         return "loaded" if plan.version else "never loaded"
     return f"{plan.watermark or 'at the start'} (generation {plan.generation})"
+
+
+def _has_horizon(plan: SyncPlan) -> bool:
+    return plan.cursor is not None and plan.changes == "cursor"
 
 
 def _horizon(plan: SyncPlan) -> str:

@@ -50,6 +50,8 @@ class Facts:
             return Reason.NOT_YET, f"sync {self.sync.name} has never run", self._run
         if self.sync.mode is Mode.REPLACE:
             return self._replaced()
+        if self.sync.changes == "snapshot":
+            return self._by_transaction()
         if self.source.cursor is None:
             return self._without_cursor()
         if self.source.is_pending and (self.differ or self.target is None or not self.compared):
@@ -72,7 +74,8 @@ class Facts:
                 return Reason.DELETED, f"{gone}; the next run removes it here", self._run
             keeps = "append keeps what it has loaded"
             if sync.mode is not Mode.APPEND:
-                keeps = f"{sync.mode} by a cursor does not see deleted rows"
+                by = "a cursor" if sync.changes == "cursor" else "transactions"
+                keeps = f"{sync.mode} by {by} does not see deleted rows"
             return Reason.DELETED, f"{gone}, but the target does: {keeps}", self._refresh
         if self.rejection is not None:
             return Reason.REJECTED, f"{gone}; it had been {self._rejected}", None
@@ -122,6 +125,34 @@ class Facts:
             return self._set_aside()
         sentence = f"{cursor} is NULL; such rows are loaded with every run that finds a change"
         return Reason.NO_CURSOR, sentence, self._run
+
+    def _by_transaction(self) -> Answer:
+        assert self.source is not None
+        mark = self.watermark.value
+        if self.source.is_pending and (self.differ or self.target is None or not self.compared):
+            since = "and nothing is loaded whole yet"
+            if mark is not None:
+                since = f"since the watermark (transaction {mark})"
+            if self.target is None:
+                return Reason.NOT_YET, f"it was written {since}", self._run
+            sentence = f"it was written {since}; the target holds an older version"
+            return Reason.CHANGED, sentence, self._run
+        if self.target is not None and not self.differ:
+            return self._same()
+        if self.edited_in is not None:
+            return self._edited()
+        if self.rejection is not None:
+            return self._set_aside()
+        if self.target is None and self.sync.transform is not None:
+            return self._transformed()
+        what = "removed it from" if self.target is None else "changed it in"
+        sentence = (
+            f"it was written before the watermark (transaction {mark}): somebody {what} the target"
+        )
+        if self.sync.cursor is not None:
+            late = f", or its {self.sync.cursor} lay further back than the lookback"
+            return Reason.LATE, sentence + late, self._again
+        return Reason.EDITED, sentence, self._refresh
 
     def _pending(self) -> Answer:
         assert self.source is not None

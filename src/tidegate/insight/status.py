@@ -36,6 +36,7 @@ from tidegate.pipeline.declaration import resolve_source
 from tidegate.pipeline.lake_declaration import refuse_changed_lake, resolve_lake_source
 from tidegate.pipeline.loaded import pending_condition
 from tidegate.pipeline.lock import read_lock
+from tidegate.pipeline.passes import check_standing
 from tidegate.pipeline.sessions import ReadMemory, Sessions
 from tidegate.postgres.connect import Connection, translate
 from tidegate.sources.horizon import read_horizon
@@ -244,6 +245,7 @@ class _Look:
         lag = None
         if watermark is not None:
             refuse_changed(watermark, source, self.sync)
+            check_standing(connection, source, watermark, self.sync)
             lag = _lag(connection, source, watermark)
         return lag, _held_now(connection, source, watermark, horizon)
 
@@ -300,7 +302,7 @@ def _seconds_behind(
     connection: Connection, source: PostgresSource, watermark: Watermark
 ) -> float | None:
     """How far the watermark lies behind the source's clock."""
-    if watermark.value is None or source.cursor is None or source.cursor.type.is_integer:
+    if watermark.value is None or source.cursor is None or source.cursor.type.is_number:
         return None
     moment: sql.Composable = source.value(watermark.value)
     if source.cursor.type is not CursorType.TIMESTAMPTZ:

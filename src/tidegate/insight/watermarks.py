@@ -109,6 +109,8 @@ class SyncWatermark:
             )
         with self.context.databases.connect(self.sync.source.connection) as connection:
             source = resolve_source(connection, self.sync)
+        if source.written is not None:
+            return CursorType.XID8
         if source.cursor is None:
             raise UsageError(
                 f"sync {self.sync.name} loads everything each time and has no watermark",

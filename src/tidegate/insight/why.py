@@ -42,6 +42,7 @@ from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import nearest, passthrough_shape, resolve_source
 from tidegate.pipeline.lake_mirror import field_kinds, lake_columns
 from tidegate.pipeline.lake_view import LakeView, look
+from tidegate.pipeline.passes import check_standing
 from tidegate.pipeline.reading import bounded, read_only
 from tidegate.pipeline.sessions import Sessions
 from tidegate.postgres.catalog import describe_table
@@ -124,6 +125,7 @@ class _Explaining:
             with read_only(target):
                 found = self._read_target(target, source, key, before)
         refuse_changed(found.watermark, source, sync)
+        check_standing(connection, source, found.watermark, sync)
         with read_only(connection):
             row = read_source(
                 connection, sync, source, key, found.watermark, horizon, found.columns
@@ -307,7 +309,7 @@ class _Explaining:
     ) -> bool | None:
         """Whether a source that is loaded whole is as the last run found it."""
         control = self.sessions.control()
-        if source.cursor is not None or control is None:
+        if not source.is_whole or control is None:
             return None
         records = JobRecords(self.sessions.context.plane)
         last = records.last_result(control, self.sync.project, SYNC, self.sync.name)

@@ -111,6 +111,8 @@ class SyncPlan:
     """how many snapshots of it wait to be loaded; None where the source is no lake"""
     slot: SlotPlan | None = None
     """where its changes come from, if it is read by them"""
+    changes: str = "cursor"
+    """how changes are found"""
 
 
 @dataclass(frozen=True, slots=True)

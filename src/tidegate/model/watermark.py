@@ -12,7 +12,8 @@ from tidegate.model.batch import Batch, BatchKind
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """One row of etl_state; `position` is how far an unfinished tie got: its value, then a key."""
+    """One row of etl_state; `position` is how far an unfinished tie or pass got: the value that it
+    leads to, then a key."""
 
     pipeline: str
     table: str
@@ -44,7 +45,7 @@ class Watermark:
             BatchKind.CHANGES,
         ):
             value, position = batch.high if batch.high is not None else value, None
-        elif batch.kind is BatchKind.TIE:
+        elif batch.kind in (BatchKind.TIE, BatchKind.WRITTEN):
             if batch.closes_tie:
                 value, position = batch.high, None
             else:

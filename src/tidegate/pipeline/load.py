@@ -15,6 +15,7 @@ from tidegate.model.cursor import CursorType
 from tidegate.model.drift import record_columns
 from tidegate.model.load import LoadPlan, LoadResult, Published
 from tidegate.model.shape import Shape
+from tidegate.model.standing import kept_by
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.course import Attempt
@@ -87,7 +88,10 @@ class Load:
                 moved_by=self.attempt.actor,
                 remaining_seconds=self.attempt.remaining_seconds,
                 rules=rules,
-                declaration=self.declare(record_columns(staged.shape)),
+                declaration={
+                    **kept_by(plan.batch, watermark),
+                    **self.declare(record_columns(staged.shape)),
+                },
             )
 
         return stage_and_publish(

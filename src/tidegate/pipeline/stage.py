@@ -125,8 +125,7 @@ def _stage_transformed(
         result = apply_transform(transform, frame, sync.name)
     what = f"the transformation of sync {sync.name}"
     if isinstance(destination, LakeDestination):
-        cursor = None if source.cursor is None else source.cursor.name
-        shape = lake_frame_shape(result, what, source.key, cursor)
+        shape = lake_frame_shape(result, what, source.key, source.lake_order)
     else:
         shape = transformed_shape(frame_columns(result, what), source, sync)
     prepare(shape)

@@ -35,6 +35,7 @@ from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import passthrough_shape, resolve_source
 from tidegate.pipeline.lake_view import LakeView, look
 from tidegate.pipeline.loaded import loaded_condition, pending_condition
+from tidegate.pipeline.passes import check_standing
 from tidegate.pipeline.reading import read_only
 from tidegate.pipeline.sessions import Sessions
 from tidegate.pipeline.set_aside import leave_out_rejected, rejected_side, without_keys
@@ -88,6 +89,7 @@ class _Verifying:
                 hint=f"tidegate run {sync.name}",
             )
         refuse_changed(watermark, source, sync)
+        check_standing(connection, source, watermark, sync)
         if view is not None:
             return report(sync, self._compare_lake(connection, source, view))
         if describe_table(target, sync.target.relation) is None:
@@ -158,7 +160,7 @@ class _Verifying:
                     )
                     left_out = replace(left_out, rejected=count)
                 since = Since.NOTHING
-                if comparison.difference is not None and source.cursor is None:
+                if comparison.difference is not None and source.is_whole:
                     since = self._since(connection, source, watermark)
                 if since is Since.CHANGED and not (hashing.portable or left_out.rejected):
                     now = target_fingerprint(target, table, shape)

@@ -123,7 +123,7 @@ class LakeVerification:
                 shape,
                 hashing,
             )
-            if compared.comparison.difference is not None and self.source.cursor is None:
+            if compared.comparison.difference is not None and self.source.is_whole:
                 compared = replace(compared, since=self.since(watermark))
         return compared
 
@@ -211,7 +211,7 @@ class LakeVerification:
                     shape,
                     hashing,
                 )
-            if compared.comparison.difference is not None and self.source.cursor is None:
+            if compared.comparison.difference is not None and self.source.is_whole:
                 compared = replace(compared, since=self.since(self.view.watermark))
         return compared
 

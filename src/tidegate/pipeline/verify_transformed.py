@@ -100,7 +100,7 @@ class _Staging:
                 found = self._compare(
                     target, shape, _writes(loaded), hashing, Compared(watermark, NONE, left_out)
                 )
-            if found.comparison.difference is not None and self.source.cursor is None:
+            if found.comparison.difference is not None and self.source.is_whole:
                 found = replace(found, since=since(watermark))
         return found
 

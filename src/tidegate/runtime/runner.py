@@ -27,6 +27,7 @@ from tidegate.pipeline.context import Context
 from tidegate.pipeline.course import SyncOutcome
 from tidegate.pipeline.lake_sync import LakeSyncWork
 from tidegate.pipeline.opening import Source, open_source
+from tidegate.pipeline.snapshot_sync import SnapshotWork
 from tidegate.pipeline.sync import SyncWork
 from tidegate.postgres.connect import Connection, translate
 from tidegate.runtime.attempt import LiveAttempt
@@ -167,6 +168,23 @@ class Runner:
                     outcome=outcome,
                 ).run()
                 return _result(outcome)
+            known = records.last_result(control, sync.project, SYNC, sync.name)
+            if source.source.written is not None:
+                SnapshotWork(
+                    context=self._context,
+                    sync=sync,
+                    source=source.source,
+                    connection=source.connection,
+                    destination=destination,
+                    attempt=attempt,
+                    known_fingerprints=known.get("fingerprints", {}),
+                    full_refresh=options.full_refresh,
+                    max_batches=options.max_batches,
+                    step=step,
+                    outcome=outcome,
+                ).run()
+                leave_slots(self._context, control, sync.pipeline)
+                return _result(outcome)
             SyncWork(
                 context=self._context,
                 sync=sync,
@@ -175,9 +193,7 @@ class Runner:
                 destination=destination,
                 attempt=attempt,
                 memory=Observations(self._context.plane, control, sync.pipeline),
-                known_fingerprints=records.last_result(control, sync.project, SYNC, sync.name).get(
-                    "fingerprints", {}
-                ),
+                known_fingerprints=known.get("fingerprints", {}),
                 full_refresh=options.full_refresh,
                 max_batches=options.max_batches,
                 step=step,
