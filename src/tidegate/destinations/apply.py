@@ -89,7 +89,7 @@ class Application:
         if self.rules.mode is Mode.DELETE_INSERT:
             same = Step(merge.delete_same_statement(self.table, kept, shape), counts=False)
             return [*gone, same, insert]
-        newest_wins = not self.full
+        newest_wins = self.rules.newest_wins and not self.full
         upsert = merge.merge_statement(self.table, kept, shape, newest_wins=newest_wins)
         return [*gone, Step(upsert)]
 

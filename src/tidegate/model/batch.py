@@ -25,6 +25,10 @@ class BatchKind(StrEnum):
     """the rows of a DataFrame, which have no place in a source"""
     SNAPSHOTS = "snapshots"
     """what the commits of a lake's table changed after the snapshot low, up to high"""
+    REPAIR = "repair"
+    """ranges of keys as the source has them, and which keys it does not have"""
+    BACKFILL = "backfill"
+    """rows with low <= cursor < high, wherever the watermark is"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +44,14 @@ class Batch:
     rows: int = 0
     is_last: bool = False
     """nothing more was to be had when it was planned"""
+    part: str | None = None
+    """of a repair, which ranges of keys"""
 
     @property
     def identity(self) -> tuple[object, ...]:
         """What makes this batch this batch; the rest is only knowledge about it."""
-        return (self.kind.value, self.low, self.high, self.key_low, self.key_high, self.closes_tie)
+        found = (self.kind.value, self.low, self.high, self.key_low, self.key_high, self.closes_tie)
+        return found if self.part is None else (*found, self.part)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -63,6 +70,10 @@ class Batch:
             return "rows without a cursor"
         if self.kind is BatchKind.TIE:
             return f"= {self.high}, keys ({_bound(self.key_low)}, {_bound(self.key_high)}]"
+        if self.kind is BatchKind.REPAIR:
+            return f"repair of {self.part}"
+        if self.kind is BatchKind.BACKFILL:
+            return f"backfill [{self.low}, {self.high})"
         label = "" if self.kind is BatchKind.RANGE else f"{self.kind} "
         return f"{label}({self.low or '-∞'}, {self.high or '∞'}]"
 

@@ -49,6 +49,17 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
+class Repair:
+    """What was loaded again, and what had differed there."""
+
+    job: str
+    loads: int
+    rows: int
+    changed: int
+    difference: Difference | None
+
+
+@dataclass(frozen=True, slots=True)
 class Verification:
     """One sync compared; `not_yet_loaded` rows lie above the watermark and were left out.
 
@@ -71,3 +82,5 @@ class Verification:
     intact: bool = False
     hint: str | None = None
     notes: tuple[str, ...] = ()
+    repair: Repair | None = None
+    """what was done before this comparison"""

@@ -39,7 +39,7 @@ class Bags:
 
     def compare(self) -> tuple[Comparison, int]:
         """What is missing and, unless that is allowed, extra; and how many extra rows there are."""
-        left, right = sum_both(self.expected, self.found, self.hashing)
+        left, right = sum_both(self.expected, self.found, self.hashing, BITS)
         rows, found_rows = total(left), total(right)
         missing = extra = 0
         missing_hashes: list[int] = []

@@ -114,7 +114,7 @@ def compare(expected: Side, found: Side, hashing: Hashing) -> Comparison:
 
 def find_ranges(expected: Side, found: Side, hashing: Hashing) -> Sums:
     """Sum both sides up, and again in finer ranges where that spares many keys their journey."""
-    left, right = sum_both(expected, found, hashing)
+    left, right = sum_both(expected, found, hashing, BITS)
     ranges = KeyRanges(BITS, tuple(differing(left, right)))
     while ranges.rows > DETAIL_ROWS:
         bits = ranges.finer_bits(_FINER_GROUPS, _MOST_BITS)
@@ -132,7 +132,7 @@ def sum_both(
     expected: Side,
     found: Side,
     hashing: Hashing,
-    bits: int = BITS,
+    bits: int,
     within: KeyRanges | None = None,
 ) -> tuple[dict[int, tuple[int, int]], dict[int, tuple[int, int]]]:
     """Rows and the sum of their hashes by range, on both sides at once."""
