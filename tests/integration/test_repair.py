@@ -19,6 +19,13 @@ MANY = (
     "INSERT INTO orders SELECT n, n, '2026-01-01'::timestamptz + n * interval '1 second'"
     " FROM generate_series(1, 3000) n"
 )
+PIPELINES = """
+import tidegate as tg
+
+@tg.sync(source="shop:public.orders", target="warehouse:raw.orders", cursor="updated_at")
+def orders(df):
+    return df.where("total <> 6").selectExpr("id", "total * 2 AS total", "updated_at")
+"""
 SAME = "SELECT id, total::text, updated_at::text FROM {} ORDER BY id"
 
 
@@ -77,8 +84,8 @@ def test_a_repair_is_a_load_with_a_marker_and_leaves_the_watermark_alone(make_pr
     damage(place)
     project.verify("orders", repair=True)
     moves = place.target.execute(
-        "SELECT old_watermark, new_watermark, reason, m.update_id IS NOT NULL FROM tidegate.watermark_log l"
-        " LEFT JOIN tidegate.table_updates m USING (update_id) ORDER BY l.version DESC LIMIT 1"
+        "SELECT old_watermark, new_watermark, reason, m.update_id IS NOT NULL"
+        " FROM tidegate.watermark_log l LEFT JOIN tidegate.table_updates m USING (update_id) ORDER BY l.version DESC LIMIT 1"
     )
     assert moves == [(before, before, "load repair", True)]
     kinds = place.control.execute("SELECT kind, status FROM tidegate_control.jobs ORDER BY job_id")
@@ -193,13 +200,7 @@ def test_keys_of_several_columns_and_odd_types_are_repaired(make_project: Any) -
 
 
 def test_a_transformation_is_applied_again_and_what_it_left_out_goes(make_project: Any) -> None:
-    pipelines = (
-        "import tidegate as tg\n"
-        '@tg.sync(source="shop:public.orders", target="warehouse:raw.orders", cursor="updated_at")\n'
-        "def orders(df):\n"
-        '    return df.where("total <> 6").selectExpr("id", "total * 2 AS total", "updated_at")\n'
-    )
-    project, place = make_project(databases=2, pipelines=pipelines)
+    project, place = make_project(databases=2, pipelines=PIPELINES)
     place.source.execute(*CREATE, FILL)
     project.run("orders")
     place.source.execute(
