@@ -28,6 +28,7 @@ from tidegate.insight.watermarks import SyncWatermark
 from tidegate.insight.why import explain_row, find_sync
 from tidegate.kinds import handlers_of
 from tidegate.model.adoption import Adoption, StartingPoint
+from tidegate.model.backfill import BackfillReport
 from tidegate.model.explanation import Explanation
 from tidegate.model.group import Group
 from tidegate.model.job import SYNC, TASK, VACUUM, Submitted
@@ -47,6 +48,7 @@ from tidegate.pipeline.task_graph import TaskGraph, build_graph, find_task
 from tidegate.pipeline.task_work import is_complete
 from tidegate.pipeline.verify import verify_sync
 from tidegate.postgres.connect import Connection
+from tidegate.runtime.backfilling import backfill_sync
 from tidegate.runtime.claiming import open_heartbeat
 from tidegate.runtime.heartbeat import Heartbeat
 from tidegate.runtime.hold import hold_table
@@ -440,6 +442,14 @@ class Project:
             return verify_sync(self.context, sync)
         with open_heartbeat(self.context, COMMAND) as heartbeat:
             return repair_sync(self.context, sync, heartbeat)
+
+    def backfill(
+        self, name: str | Sync, *, low: str, high: str, chunk: str | None = None
+    ) -> BackfillReport:
+        """Load the rows of a sync with low <= cursor < high again, in chunks."""
+        sync = name if isinstance(name, Sync) else self.sync(name)
+        with open_heartbeat(self.context, "tidegate backfill") as heartbeat:
+            return backfill_sync(self.context, sync, heartbeat, low=low, high=high, chunk=chunk)
 
     def vacuum(self, name: str | Sync, *, dry_run: bool = False) -> Vacuumed:
         """Remove the superseded versions that append with a key has kept."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 
 import psycopg
@@ -85,3 +86,22 @@ def test_a_repair_of_a_lake_that_is_killed_is_ended_by_the_next(
         ended = repair(scene, point)
         assert ended.code == -signal.SIGKILL, (point, ended)
     assert_repaired(scene)
+
+
+def test_a_backfill_that_is_killed_goes_on_with_what_is_missing(make_scene: MakeScene) -> None:
+    scene = make_scene(2)
+    scene.run()
+    with psycopg.connect(scene.source, autocommit=True) as connection:
+        connection.execute(
+            "UPDATE orders SET updated_at = timestamptz '2026-01-01' + (id % 4) * interval '1 day'"
+        )
+    wanted = ("backfill", "orders", "--from", "2026-01-01", "--to", "2026-01-05", "--json")
+    killed = ("publish.moved", "publish.committed", "stage.done", "publish.committed@2")
+    for point in killed:
+        ended = tidegate(scene, *wanted, failpoint=point)
+        assert ended.code == -signal.SIGKILL, (point, ended)
+    ended = tidegate(scene, *wanted)
+    assert ended.code == 0, ended
+    found = json.loads(ended.out)
+    assert (found["chunks"], found["already"], found["loaded"]) == (4, 3, 1)
+    assert scene.assert_ledger() == 1 + 4

@@ -85,7 +85,8 @@ def test_a_repair_is_a_load_with_a_marker_and_leaves_the_watermark_alone(make_pr
     project.verify("orders", repair=True)
     moves = place.target.execute(
         "SELECT old_watermark, new_watermark, reason, m.update_id IS NOT NULL"
-        " FROM tidegate.watermark_log l LEFT JOIN tidegate.table_updates m USING (update_id) ORDER BY l.version DESC LIMIT 1"
+        " FROM tidegate.watermark_log l LEFT JOIN tidegate.table_updates m USING (update_id)"
+        " ORDER BY l.version DESC LIMIT 1"
     )
     assert moves == [(before, before, "load repair", True)]
     kinds = place.control.execute("SELECT kind, status FROM tidegate_control.jobs ORDER BY job_id")
