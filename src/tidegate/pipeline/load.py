@@ -60,6 +60,7 @@ class Load:
             already=published.already,
             rejected=published.rejected,
             notes=tuple(notes),
+            late=published.late,
         )
 
     def _stage_and_publish(
