@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import history, lake, load, many, queues, service, status, wide
+from benchmarks import history, lake, load, many, queues, service, status, verify, wide
 from benchmarks.report import Report
 
 
@@ -23,7 +23,7 @@ def main() -> int:
     parser.add_argument(
         "subject",
         nargs="?",
-        choices=("load", "lake", "queue", "status", "service", "history"),
+        choices=("load", "lake", "queue", "status", "service", "history", "verify"),
         help="only this one",
     )
     options = parser.parse_args()
@@ -47,6 +47,9 @@ def main() -> int:
     if options.subject in (None, "history"):
         print(f"questions to a history of {options.events:,} events")
         history.run(report, events=options.events)
+    if options.subject in (None, "verify"):
+        print(f"verify of {options.rows:,} rows x 13 columns, Postgres and Postgres")
+        verify.run(report, rows=options.rows, repeats=options.repeats)
     if report.missed:
         print(f"missed: {', '.join(report.missed)}")
     return 1 if report.missed else 0

@@ -20,8 +20,8 @@ from tidegate.pipeline.compare import (
     Comparison,
     Hashing,
     Side,
-    sum_both,
-    total,
+    sum_ranges,
+    sum_whole,
 )
 from tidegate.spark.copying import copy_rows
 
@@ -39,12 +39,14 @@ class Bags:
 
     def compare(self) -> tuple[Comparison, int]:
         """What is missing and, unless that is allowed, extra; and how many extra rows there are."""
-        left, right = sum_both(self.expected, self.found, self.hashing, BITS)
-        rows, found_rows = total(left), total(right)
+        (rows, ours), (found_rows, theirs) = sum_whole(self.expected, self.found)
+        if (rows, ours) == (found_rows, theirs):
+            return Comparison(rows, found_rows, None), 0
+        unequal = differing(*sum_ranges(self.expected, self.found, self.hashing, BITS))
         missing = extra = 0
         missing_hashes: list[int] = []
         extra_hashes: list[int] = []
-        for ranges in KeyRanges(BITS, tuple(differing(left, right))).passes(PASS_ROWS):
+        for ranges in KeyRanges(BITS, tuple(unequal)).passes(PASS_ROWS):
             found = self._pass(ranges)
             missing, extra = missing + found[0], extra + found[1]
             missing_hashes += found[2]
