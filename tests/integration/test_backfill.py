@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
+from integration.commands import tidegate
 from integration.conftest import MakePlace
 from integration.lakes import make_lake_project
 from integration.orders import CREATE, ORDERS
-from tidegate.cli.main import app
 from tidegate.errors import TidegateError, UsageError
 from tidegate.model.verification import Verdict
 from tidegate.project import Project
@@ -192,12 +190,10 @@ def test_a_lake_is_backfilled_and_its_last_chunk_may_be_empty(
 def test_the_command_takes_a_sync_and_tells_each_chunk(make_project: Any) -> None:
     _, place = loaded(make_project)
     late(place)
-    command = ["backfill", "orders", "--project", str(place.folder), "--from", "2026-01-01"]
-    runner = CliRunner()
-    done = runner.invoke(app, [*command, "--to", "2026-01-06", "--chunk", "1 day", "--json"])
-    assert done.exit_code == 0, done.output
-    document = json.loads(done.output)
-    assert (document["loaded"], document["empty"], document["rows"]) == (5, 0, 41)
-    wrong = runner.invoke(app, [*command, "--to", "2026-01-06", "--param", "a=b"])
-    assert wrong.exit_code == 2
-    assert "--param is for tasks" in wrong.output
+    given = ("backfill", "orders", "--from", "2026-01-01", "--to", "2026-01-06")
+    done = tidegate(place.folder, *given, "--chunk", "1 day", "--json")
+    assert done.code == 0, done.said
+    found = done.document
+    assert (found["loaded"], found["empty"], found["rows"]) == (5, 0, 41)
+    wrong = tidegate(place.folder, *given, "--param", "a=b")
+    assert (wrong.code, "--param is for tasks" in wrong.said) == (2, True)
