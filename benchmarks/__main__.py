@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import graphs, history, lake, load, many, queues, service, status, wide
+from benchmarks import graphs, history, lake, load, many, queues, service, status, verify, wide
 from benchmarks.report import Report
 
 
@@ -24,7 +24,7 @@ def main() -> int:
     parser.add_argument(
         "subject",
         nargs="?",
-        choices=("load", "lake", "queue", "status", "service", "history", "graph"),
+        choices=("load", "lake", "queue", "status", "service", "history", "graph", "verify"),
         help="only this one",
     )
     options = parser.parse_args()
@@ -51,6 +51,9 @@ def main() -> int:
     if options.subject in (None, "graph"):
         print(f"a graph of {options.tasks:,} tasks that do nothing, one worker")
         graphs.run(report, tasks=options.tasks, repeats=options.repeats)
+    if options.subject in (None, "verify"):
+        print(f"verify of {options.rows:,} rows x 13 columns, Postgres and Postgres")
+        verify.run(report, rows=options.rows, repeats=options.repeats)
     if report.missed:
         print(f"missed: {', '.join(report.missed)}")
     return 1 if report.missed else 0

@@ -28,6 +28,7 @@ from tidegate.insight.watermarks import SyncWatermark
 from tidegate.insight.why import explain_row, find_sync
 from tidegate.kinds import handlers_of
 from tidegate.model.adoption import Adoption, StartingPoint
+from tidegate.model.backfill import BackfillReport
 from tidegate.model.explanation import Explanation
 from tidegate.model.group import Group
 from tidegate.model.job import SYNC, TASK, VACUUM, Submitted
@@ -38,13 +39,16 @@ from tidegate.model.rules import Check, Duplicates, Mode, Rules
 from tidegate.model.scheduled import Scheduled
 from tidegate.model.sync import Sync
 from tidegate.model.task import Step, Task, TaskRun
+from tidegate.model.verification import Verification
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declarations import Declarations, read_declarations
 from tidegate.pipeline.expanding import Expanded, expand
 from tidegate.pipeline.scheduled import scheduled_syncs, scheduled_tasks
 from tidegate.pipeline.task_graph import TaskGraph, build_graph, find_task
 from tidegate.pipeline.task_work import is_complete
+from tidegate.pipeline.verify import verify_sync
 from tidegate.postgres.connect import Connection
+from tidegate.runtime.backfilling import backfill_sync
 from tidegate.runtime.claiming import open_heartbeat
 from tidegate.runtime.heartbeat import Heartbeat
 from tidegate.runtime.hold import hold_table
@@ -53,6 +57,7 @@ from tidegate.runtime.notifier import Notifier, NotifyLoop
 from tidegate.runtime.policy_loop import PolicyKeeper
 from tidegate.runtime.publisher import Publisher
 from tidegate.runtime.refreshing import RefreshLoop
+from tidegate.runtime.repairing import COMMAND, repair_sync
 from tidegate.runtime.runner import Runner, RunOptions, RunReport
 from tidegate.runtime.scheduled_syncs import prepare_syncs
 from tidegate.runtime.scheduled_tasks import prepare_tasks
@@ -429,6 +434,22 @@ class Project:
             found = self.expanded(groups, from_ledger=True).syncs
             known = known | {one.name: one for one in found if one.refused is None}
         return find_sync(known, target)
+
+    def verify(self, name: str | Sync, *, repair: bool = False) -> Verification:
+        """Compare a sync's source and target; `repair` loads again what differs."""
+        sync = name if isinstance(name, Sync) else self.sync(name)
+        if not repair:
+            return verify_sync(self.context, sync)
+        with open_heartbeat(self.context, COMMAND) as heartbeat:
+            return repair_sync(self.context, sync, heartbeat)
+
+    def backfill(
+        self, name: str | Sync, *, low: str, high: str, chunk: str | None = None
+    ) -> BackfillReport:
+        """Load the rows of a sync with low <= cursor < high again, in chunks."""
+        sync = name if isinstance(name, Sync) else self.sync(name)
+        with open_heartbeat(self.context, "tidegate backfill") as heartbeat:
+            return backfill_sync(self.context, sync, heartbeat, low=low, high=high, chunk=chunk)
 
     def vacuum(self, name: str | Sync, *, dry_run: bool = False) -> Vacuumed:
         """Remove the superseded versions that append with a key has kept."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tidegate.insight.slots import SlotStatus
     from tidegate.insight.status import SyncStatus
     from tidegate.insight.table_health import UnwellTable
+    from tidegate.model.lateness import Lateness
 
 
 def status(
@@ -118,11 +119,25 @@ def _notes(status: SyncStatus) -> list[str]:
     if status.lock is not None and status.lock.holder is not None:
         note = f": {status.lock.note}" if status.lock.note else ""
         notes.append(f"{status.target} is held by {status.lock.holder}{note}")
+    if status.late is not None:
+        notes.append(_late(status.late, status.lookback))
     if status.error:
         notes.append("last error: " + status.error.replace("\n", ";"))
     if status.problem:
         notes.append(f"problem: {status.problem}")
     return notes + [f"unreachable: {text}" for text in status.unreachable]
+
+
+def _late(late: Lateness, lookback: str | None) -> str:
+    def far(value: float) -> str:
+        return span(value) if late.in_seconds else f"{value:,.0f}"
+
+    loads = "the last load that had any" if late.loads == 1 else f"{late.loads} loads that had any"
+    return (
+        f"{late.rows:,} late rows in {loads}, at most {far(late.farthest)} behind the watermark, "
+        f"half of them within {far(late.half_within)}"
+        + ("" if lookback is None else f"; lookback = {lookback}")
+    )
 
 
 def _watermark(status: SyncStatus) -> str:

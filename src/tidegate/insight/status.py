@@ -24,6 +24,7 @@ from tidegate.model.cursor import CursorType
 from tidegate.model.horizon import Horizon
 from tidegate.model.job import SYNC, JobStatus
 from tidegate.model.lsn import lsn_value
+from tidegate.model.lateness import Lateness
 from tidegate.model.plan import Lock
 from tidegate.model.sync import Sync
 from tidegate.model.vacuum_horizon import VacuumHorizon
@@ -103,6 +104,9 @@ class SyncStatus:
     problem: str | None
     mode: str = "merge"
     version: int = 0
+    late: Lateness | None = None
+    """rows that lookbacks of the last loads still found"""
+    lookback: str | None = None
 
     @property
     def is_well(self) -> bool:
@@ -207,6 +211,8 @@ class _Look:
             problem=problem,
             mode=self.sync.mode.value,
             version=watermark.version if watermark else 0,
+            late=_lateness(watermark),
+            lookback=None if self.sync.lookback is None else str(self.sync.lookback),
         )
 
     def _watermark(self) -> Watermark:
@@ -279,6 +285,14 @@ class _Look:
             return None
         refuse_changed_lake(watermark, source, self.sync)
         return Lag(source.waiting_rows(source.table, watermark.value), False, None)
+
+
+def _lateness(watermark: Watermark | None) -> Lateness | None:
+    if watermark is None:
+        return None
+    kind = None if watermark.cursor_type is None else CursorType.of(watermark.cursor_type)
+    in_seconds = kind is not None and not kind.is_integer
+    return Lateness.recorded(watermark.declaration, in_seconds=in_seconds)
 
 
 def _lag(connection: Connection, source: PostgresSource, watermark: Watermark) -> Lag:

@@ -30,6 +30,10 @@ class BatchKind(StrEnum):
     WRITTEN = "written"
     """rows written by transaction low or a later one, and key_low < key <= key_high; up to high
     everything is in once all keys are"""
+    REPAIR = "repair"
+    """ranges of keys as the source has them, and which keys it does not have"""
+    BACKFILL = "backfill"
+    """rows with low <= cursor < high, wherever the watermark is"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +53,16 @@ class Batch:
     """of written rows: how far the cursor had got, below which only the lookback is looked at"""
     tables: tuple[int, ...] | None = None
     """of written rows: tables other than these are new, and all their rows belong to it"""
+    part: str | None = None
+    """of a repair, which ranges of keys"""
 
     @property
     def identity(self) -> tuple[object, ...]:
         """What makes this batch this batch; the rest is only knowledge about it."""
         found = (self.kind.value, self.low, self.high, self.key_low, self.key_high, self.closes_tie)
-        if self.kind is not BatchKind.WRITTEN:
-            return found
-        return (*found, self.reached, self.tables)
+        if self.kind is BatchKind.WRITTEN:
+            return (*found, self.reached, self.tables)
+        return found if self.part is None else (*found, self.part)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -80,6 +86,10 @@ class Batch:
             if self.key_low is None and self.key_high is None:
                 return since
             return f"{since}, keys ({_bound(self.key_low)}, {_bound(self.key_high)}]"
+        if self.kind is BatchKind.REPAIR:
+            return f"repair of {self.part}"
+        if self.kind is BatchKind.BACKFILL:
+            return f"backfill [{self.low}, {self.high})"
         label = "" if self.kind is BatchKind.RANGE else f"{self.kind} "
         return f"{label}({self.low or '-∞'}, {self.high or '∞'}]"
 

@@ -30,12 +30,13 @@ from tidegate.model.watermark import Watermark
 from tidegate.pipeline.bags import compare_bags
 from tidegate.pipeline.changed import refuse_changed
 from tidegate.pipeline.comparable import check_comparable
-from tidegate.pipeline.compare import NONE, Hashing, Side, compare
+from tidegate.pipeline.compare import NONE, Hashing, Side
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import passthrough_shape, resolve_source
 from tidegate.pipeline.lake_view import LakeView, look
 from tidegate.pipeline.loaded import loaded_condition, pending_condition
 from tidegate.pipeline.passes import check_standing
+from tidegate.pipeline.opened import Examine, Opened, PostgresDifference, only_compare
 from tidegate.pipeline.reading import read_only
 from tidegate.pipeline.sessions import Sessions
 from tidegate.pipeline.set_aside import leave_out_rejected, rejected_side, without_keys
@@ -57,11 +58,14 @@ from tidegate.postgres.identifiers import column_list
 from tidegate.sources.postgres import PostgresSource
 
 
-def verify_sync(context: Context, sync: Sync) -> Verification:
-    """Compare one sync's source and target; starts Spark only for a transformation."""
+def verify_sync(context: Context, sync: Sync, examine: Examine = only_compare) -> Verification:
+    """Compare one sync's source and target; starts Spark only for a transformation.
+
+    `examine` is given both sides where rows have a key, and says how they differ.
+    """
     try:
         with Sessions(context) as sessions:
-            return _Verifying(sessions, sync).verify()
+            return _Verifying(sessions, sync, examine).verify()
     except psycopg.Error as error:
         raise translate(error, f"verifying {sync.name}") from error
 
@@ -70,6 +74,7 @@ def verify_sync(context: Context, sync: Sync) -> Verification:
 class _Verifying:
     sessions: Sessions
     sync: Sync
+    examine: Examine
 
     def verify(self) -> Verification:
         sync = self.sync
@@ -108,6 +113,7 @@ class _Verifying:
             source,
             nulls_loaded=lambda: self._nulls_loaded(connection, source),
             since=lambda watermark: self._since(connection, source, watermark),
+            examine=self.examine,
         )
         return report(sync, found)
 
@@ -126,6 +132,7 @@ class _Verifying:
             view,
             nulls_loaded=lambda: self._nulls_loaded(connection, source),
             since=lambda watermark: self._since(connection, source, watermark),
+            examine=self.examine,
         ).compare()
 
     def _compare_passed(
@@ -152,7 +159,18 @@ class _Verifying:
                 theirs = target_rows(table, shape, hashing, left_out=left_out)
                 older = 0
                 if shape.key:
-                    comparison = compare(Side(connection, ours), Side(target, theirs), hashing)
+                    sides = Side(connection, ours), Side(target, theirs)
+                    mending = PostgresDifference(
+                        self.sessions.context,
+                        sync,
+                        table,
+                        shape,
+                        hashing,
+                        Side(connection, expected),
+                        sides[1],
+                    )
+                    opened = Opened(source, watermark, hashing, *sides, mending.stage)
+                    comparison = self.examine(opened)
                 else:
                     aside = rejected_side(target, sync, table, shape, watermark, hashing)
                     comparison, older, count = compare_bags(

@@ -25,8 +25,9 @@ from tidegate.model.shape import Shape
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.bags import compare_bags
-from tidegate.pipeline.compare import NONE, Hashing, Side, compare
+from tidegate.pipeline.compare import NONE, Hashing, Side
 from tidegate.pipeline.declaration import lake_shape
+from tidegate.pipeline.lake_difference import LakeDifference
 from tidegate.pipeline.lake_mirror import (
     Mirror,
     field_kinds,
@@ -41,6 +42,7 @@ from tidegate.pipeline.loaded import (
     pending_condition,
     waiting_batches,
 )
+from tidegate.pipeline.opened import Examine, Opened
 from tidegate.pipeline.reading import read_only
 from tidegate.pipeline.sessions import Sessions
 from tidegate.pipeline.sides import LEFT_OUT, LeftOut, not_left_out, send_left_out, target_snapshot
@@ -64,6 +66,7 @@ class LakeVerification:
     view: LakeView
     nulls_loaded: Callable[[], bool]
     since: Callable[[Watermark], Since]
+    examine: Examine
 
     def compare(self) -> Compared:
         if self.sync.transform is None:
@@ -122,6 +125,7 @@ class LakeVerification:
                 found,
                 shape,
                 hashing,
+                loaded_condition(self.source, watermark, nulls=nulls),
             )
             if compared.comparison.difference is not None and self.source.is_whole:
                 compared = replace(compared, since=self.since(watermark))
@@ -210,13 +214,20 @@ class LakeVerification:
                     found,
                     shape,
                     hashing,
+                    loaded_condition(self.source, even, nulls=nulls),
                 )
             if compared.comparison.difference is not None and self.source.is_whole:
                 compared = replace(compared, since=self.since(self.view.watermark))
         return compared
 
     def _compare_sides(
-        self, compared: Compared, expected: Side, found: Mirror, shape: Shape, hashing: Hashing
+        self,
+        compared: Compared,
+        expected: Side,
+        found: Mirror,
+        shape: Shape,
+        hashing: Hashing,
+        loaded: sql.Composable,
     ) -> Compared:
         key = self._key(shape)
         rows = _side(found.rows, key, shape.names, hashing)
@@ -224,7 +235,20 @@ class LakeVerification:
             rows = sql.SQL("{} WHERE {}").format(rows, not_left_out(_columns(key)))
         theirs = Side(found.connection, rows)
         if self._is_keyed:
-            return replace(compared, comparison=compare(expected, theirs, hashing))
+            mending = LakeDifference(
+                self.sessions.context,
+                self.sync,
+                self.source,
+                self._connection,
+                lake_columns(self.source, found.kinds),
+                loaded,
+                found,
+                hashing,
+            )
+            opened = Opened(
+                self.source, compared.watermark, hashing, expected, theirs, mending.stage
+            )
+            return replace(compared, comparison=self.examine(opened))
         comparison, older, _ = compare_bags(expected, theirs, hashing, self.sync.mode, None)
         return replace(compared, comparison=comparison, older=older, keyless=True)
 

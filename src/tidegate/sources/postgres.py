@@ -182,6 +182,12 @@ class PostgresSource:
             if batch.key_high is not None:
                 parts.append(self._compare_key("<=", batch.key_high))
             return sql.SQL(" AND ").join(parts)
+        if batch.kind is BatchKind.BACKFILL:
+            assert batch.low is not None
+            assert batch.high is not None
+            return sql.SQL("{c} >= {} AND {c} < {}").format(
+                self.value(batch.low), self.value(batch.high), c=self.cursor_identifier
+            )
         condition = self._between(batch.low, batch.high)
         if batch.kind is BatchKind.FULL and self.null_policy is NullPolicy.INCLUDE:
             return sql.SQL("({} OR {} IS NULL)").format(condition, self.cursor_identifier)
@@ -210,10 +216,14 @@ class PostgresSource:
         *,
         partitions: int | None,
         parallelism: int,
+        where: sql.Composable | None = None,
     ) -> list[str]:
-        """SELECT statements that together read the batch, one for each task."""
+        """SELECT statements that together read the batch, one for each task.
+
+        `where` says which rows these are, if the batch itself does not.
+        """
         wanted = partitions or min(self._shares(batch), 2 * parallelism)
-        condition = self.condition(batch)
+        condition = self.condition(batch) if where is None else where
         if wanted <= 1:
             slices: list[sql.Composable] = [condition]
         elif batch.kind is BatchKind.WRITTEN and self._leads_by_key(batch):
@@ -223,6 +233,7 @@ class PostgresSource:
         elif self._leading is not None and batch.kind in (
             BatchKind.RANGE,
             BatchKind.LOOKBACK,
+            BatchKind.BACKFILL,
             BatchKind.FULL,
             BatchKind.WRITTEN,
         ):
@@ -516,15 +527,28 @@ def snapshot(connection: Connection) -> Iterator[str]:
     """Hold one snapshot of the source and give its exported name, for any number of readers."""
     try:
         begin_read_only(connection)
-        row = connection.execute("SELECT pg_export_snapshot()").fetchone()
+        name = export_snapshot(connection)
     except psycopg.Error as error:
-        raise SourceError(
-            f"the source cannot export a snapshot: {first_line(error)}",
-            "connect to the primary directly, not through a pooler",
-        ) from None
-    assert row is not None
+        raise _not_exported(error) from None
     try:
-        yield row[0]
+        yield name
     finally:
         if not connection.closed:
             connection.execute("ROLLBACK")
+
+
+def export_snapshot(connection: Connection) -> str:
+    """The name under which other sessions see what this one sees, while its transaction lasts."""
+    try:
+        row = connection.execute("SELECT pg_export_snapshot()").fetchone()
+    except psycopg.Error as error:
+        raise _not_exported(error) from None
+    assert row is not None
+    return str(row[0])
+
+
+def _not_exported(error: psycopg.Error) -> SourceError:
+    return SourceError(
+        f"the source cannot export a snapshot: {first_line(error)}",
+        "connect to the primary directly, not through a pooler",
+    )
