@@ -89,25 +89,28 @@ def test_rows_of_a_transaction_that_was_open_come_with_the_run_after_it_ended(
     assert project.run("orders").found_nothing
 
 
-def test_an_application_clock_makes_a_cursor_miss_a_row_that_a_snapshot_finds(
+def test_an_application_clock_makes_a_cursor_miss_a_row_that_snapshot_and_cdc_find(
     make_project: MakeProject,
 ) -> None:
     by_cursor = {"name": "by_cursor", **ORDERS, "target": "warehouse:raw.by_cursor"}
     by_cursor |= {"changes": "cursor", "cursor": "updated_at"}
-    project, place = make_project(ORDERS, by_cursor, databases=2)
+    by_log = {"name": "by_log", **ORDERS, "target": "warehouse:raw.by_log", "changes": "cdc"}
+    project, place = make_project(ORDERS, by_cursor, by_log, databases=2)
+    names = ("orders", "by_cursor", "by_log")
     place.source.execute(
         "CREATE TABLE orders (id int PRIMARY KEY, updated_at timestamptz NOT NULL)",
         "INSERT INTO orders VALUES (1, now() - interval '1 minute')",
     )
-    for name in ("orders", "by_cursor"):
+    for name in names:
         project.run(name)
     # This one was stamped by a machine whose clock is five minutes slow.
     place.source.execute("INSERT INTO orders VALUES (2, now() - interval '5 minutes')")
-    for name in ("orders", "by_cursor"):
+    for name in names:
         project.run(name)
     ids = "SELECT id FROM raw.{} ORDER BY id"
     assert place.target.execute(ids.format("by_cursor")) == [(1,)]
     assert place.target.execute(ids.format("orders")) == [(1,), (2,)]
+    assert place.target.execute(ids.format("by_log")) == [(1,), (2,)]
     missed = verify_sync(project.context, project.sync("by_cursor")).difference
     assert missed is not None
     assert verify(project).difference is None
