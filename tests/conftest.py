@@ -26,6 +26,7 @@ LONGEST = (
     "test_lake_destination",
     "test_lake_zombies",
     "test_lake_faults",
+    "test_late_differential",
     "test_prove",
     "test_demo",
     "test_lake_source",
