@@ -23,8 +23,8 @@ from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.cursor import CursorType
 from tidegate.model.horizon import Horizon
 from tidegate.model.job import SYNC, JobStatus
-from tidegate.model.lsn import lsn_value
 from tidegate.model.lateness import Lateness
+from tidegate.model.lsn import lsn_value
 from tidegate.model.plan import Lock
 from tidegate.model.sync import Sync
 from tidegate.model.vacuum_horizon import VacuumHorizon

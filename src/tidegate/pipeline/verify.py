@@ -35,8 +35,8 @@ from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import passthrough_shape, resolve_source
 from tidegate.pipeline.lake_view import LakeView, look
 from tidegate.pipeline.loaded import loaded_condition, pending_condition
-from tidegate.pipeline.passes import check_standing
 from tidegate.pipeline.opened import Examine, Opened, PostgresDifference, only_compare
+from tidegate.pipeline.passes import check_standing
 from tidegate.pipeline.reading import read_only
 from tidegate.pipeline.sessions import Sessions
 from tidegate.pipeline.set_aside import leave_out_rejected, rejected_side, without_keys
