@@ -205,6 +205,9 @@ def test_a_truncate_leaves_what_came_after_it(make_stream: MakeStream, chunk_row
     landed, _ = stream.load()
     assert (landed.truncated, landed.rows) == (True, 0)
     assert stream.target_rows() == []
+    source.execute("INSERT INTO orders VALUES (5, 'and on')")
+    stream.load()
+    check(stream)
 
 
 @pytest.mark.parametrize("chunk_rows", [1, 3, 100])

@@ -81,6 +81,12 @@ def test_changes_arrive_in_a_lake(make_stream: MakeStream, chunk_rows: int) -> N
     landed, _ = stream.load()
     assert landed.truncated
     assert stream.lake_rows() == source_rows(stream)
+    source.execute("TRUNCATE orders")
+    stream.load()
+    assert stream.lake_rows() == []
+    source.execute("INSERT INTO orders VALUES (5, 1, 'and on')")
+    stream.load()
+    assert stream.lake_rows() == source_rows(stream)
 
 
 @pytest.mark.parametrize("chunk_rows", [1, 100])

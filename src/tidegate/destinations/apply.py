@@ -23,7 +23,7 @@ class Applied:
     changed: int
     first: bool
     emptied: bool = False
-    """it has none after a batch that carried deletes, or was all that there is"""
+    """it has none after a batch that carried deletes, or that was all and nothing"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class Application:
             rows = connection.execute(step.statement).rowcount
             changed += rows if step.counts else 0
         if self.rows is None:
-            # A truncate that is told by the source's changes leaves nothing, and rightly so.
-            emptied = self.full and self.rules.mode is Mode.MERGE
+            # A source that was truncated; what is replaced each time may come back at any time.
+            emptied = self.full and self.rules.mode is not Mode.REPLACE
             return Applied(changed, first=False, emptied=emptied)
         emptied = self.shape.deleted is not None and is_empty(connection, qualified(self.table))
         return Applied(changed, first=first, emptied=emptied)

@@ -64,8 +64,9 @@ class LakeRows:
         if not self.writes:
             if full and had:
                 self.session.run(statements.clear_rows(into))
-            emptied = full and self.rules.mode is Mode.MERGE
-            return Applied(table.rows(branch or MAIN) if full else 0, first=False, emptied=emptied)
+            emptied = full and self.rules.mode is not Mode.REPLACE
+            changed = table.rows(branch or MAIN) if full else 0
+            return Applied(changed, first=False, emptied=emptied)
         application = LakeApplication(
             self.shape,
             self.rules,

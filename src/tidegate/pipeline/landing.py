@@ -19,7 +19,14 @@ from tidegate.model.staging import new_write_id, staging_table
 from tidegate.pipeline.landing_table import LandingTable
 from tidegate.sources import pgoutput
 from tidegate.sources.folding import Fold, Rows
-from tidegate.sources.pgoutput import Damaged, Field, StreamColumn, StreamRelation, damaged
+from tidegate.sources.pgoutput import (
+    Damaged,
+    Field,
+    StreamColumn,
+    StreamRelation,
+    damaged,
+    read_row,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +154,15 @@ class _Layout:
     def names(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.columns)
 
-    def row(self, data: bytes, at: int) -> list[Field]:
-        fields = pgoutput.read_row(data, at, self.places)
-        return fields if self.pick is None else self.pick(fields)
-
-    def old_row(self, data: bytes, at: int) -> tuple[list[Field], int]:
-        fields, end = pgoutput.read_old_row(data, at, self.places)
+    def row(self, data: bytes, at: int) -> tuple[list[Field], int]:
+        fields, end = read_row(data, at, self.places)
         return fields if self.pick is None else self.pick(fields), end
+
+    def last_row(self, data: bytes, at: int) -> list[Field]:
+        """The row that a message ends with."""
+        fields, end = self.row(data, at)
+        pgoutput.check_end(data, end)
+        return fields
 
 
 class _Stop(Exception):
@@ -213,7 +222,11 @@ class _Landing:
                     self.changes += 1
                     fold = self.fold
                     if kind == pgoutput.INSERT:
-                        fold.insert(layout.row(data, 6))
+                        # As last_row() does it, but most of all rows come this way.
+                        fields, end = read_row(data, 6, layout.places)
+                        if end != len(data):
+                            pgoutput.check_end(data, end)
+                        fold.insert(fields if layout.pick is None else layout.pick(fields))
                     else:
                         self._change(kind, data, layout)
                     if fold.size >= limits.bytes or len(fold.entries) >= limits.rows:
@@ -287,17 +300,21 @@ class _Landing:
         if kind == pgoutput.DELETE:
             if not whole and tag != pgoutput.OLD_KEY:
                 raise Damaged(f"a deleted row of the unknown kind {chr(tag)!r}")
-            self.fold.delete(layout.row(data, 6), whole=whole, at=self.committed)
+            self.fold.delete(layout.last_row(data, 6), whole=whole, at=self.committed)
             return
         if tag == pgoutput.NEW_ROW:
-            self.fold.update(layout.row(data, 6), None, whole=False, at=self.committed)
+            fields = layout.last_row(data, 6)
+            if None in fields:
+                self.fold.update(fields, None, whole=False, at=self.committed)
+            else:
+                self.fold.insert(fields)
             return
         if not whole and tag != pgoutput.OLD_KEY:
             raise Damaged(f"a changed row of the unknown kind {chr(tag)!r}")
-        old, at = layout.old_row(data, 6)
+        old, at = layout.row(data, 6)
         if data[at] != pgoutput.NEW_ROW:
             raise Damaged("a changed row without what it became")
-        self.fold.update(layout.row(data, at + 1), old, whole=whole, at=self.committed)
+        self.fold.update(layout.last_row(data, at + 1), old, whole=whole, at=self.committed)
 
     def _describe(self, described: StreamRelation, oid: bytes) -> None:
         if described.relation != self.relation:

@@ -51,12 +51,18 @@ class Fold:
         self.size = 0
 
     def insert(self, fields: list[Field]) -> None:
-        """A row that came."""
+        """A row that came, or that is told as a whole under the key that it had."""
         try:
             body = b"".join(fields)  # type: ignore[arg-type]
         except TypeError:
             raise Damaged("a new row with a value that was not sent") from None
-        self._put(join_key(fields, self.key), body)
+        key = fields[self.key[0]] if len(self.key) == 1 else join_key(fields, self.key)
+        assert key is not None
+        entries = self.entries
+        # What is put back goes to the end: keys may be equal though their texts are not.
+        entries.pop(key, None)
+        entries[key] = body
+        self.size += len(body) + _ENTRY_BYTES
 
     def update(self, fields: list[Field], old: list[Field] | None, *, whole: bool, at: int) -> None:
         """A row that was changed, `old` being its key before, or all of it if `whole`."""
@@ -74,18 +80,11 @@ class Fold:
         if None in fields:
             self._keep(key, Change(fields, base))
         else:
-            self._put(key, b"".join(fields))  # type: ignore[arg-type]
+            self.insert(fields)
 
     def delete(self, old: list[Field], *, whole: bool, at: int) -> None:
         """A row that went, `old` being its key, or all of it if `whole`."""
         self._remove(join_key(old, self.key), old if whole else None, at)
-
-    def _put(self, key: bytes, entry: bytes) -> None:
-        entries = self.entries
-        # What is put back goes to the end: keys may be equal though their texts are not.
-        entries.pop(key, None)
-        entries[key] = entry
-        self.size += len(entry) + _ENTRY_BYTES
 
     def _keep(self, key: bytes, change: Change) -> None:
         self.entries.pop(key, None)

@@ -10,7 +10,6 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import NoReturn
 
 from tidegate.errors import SourceError
 from tidegate.model.relation import Relation
@@ -104,7 +103,7 @@ def read_relation(data: bytes) -> StreamRelation:
         columns.append(StreamColumn(column, kind, modifier))
         if flags & _IS_KEY:
             identity.add(column)
-    _check_end(data, at)
+    check_end(data, at)
     # The schema of what is built in is not spelled out.
     relation = Relation(schema or "pg_catalog", name)
     return StreamRelation(oid, relation, tuple(columns), frozenset(identity))
@@ -113,45 +112,36 @@ def read_relation(data: bytes) -> StreamRelation:
 def read_truncate(data: bytes) -> tuple[int, ...]:
     """The tables that were emptied."""
     (count,) = _length(data, 1)
-    _check_end(data, 6 + 4 * count)
+    check_end(data, 6 + 4 * count)
     return struct.unpack_from(f">{count}I", data, 6)
 
 
-def read_row(data: bytes, at: int, places: range) -> list[Field]:
-    """The fields of a message that ends with a row, whose count stands at `at`."""
-    (count,) = _short(data, at)
-    if count != len(places):
-        _wrong_count(count, len(places))
-    fields, end = read_fields(data, at + 2, places)
-    if end != len(data):
-        _check_end(data, end)
-    return fields
+def read_row(data: bytes, at: int, places: range) -> tuple[list[Field], int]:
+    """The fields of a row whose count stands at `at`, and where it ends.
 
-
-def read_old_row(data: bytes, at: int, places: range) -> tuple[list[Field], int]:
-    """The fields of a row that another one follows, and where it begins."""
-    (count,) = _short(data, at)
-    if count != len(places):
-        _wrong_count(count, len(places))
-    return read_fields(data, at + 2, places)
-
-
-def read_fields(data: bytes, at: int, places: range) -> tuple[list[Field], int]:
+    All that is read goes through here, so that it does without another call.
+    """
+    if data[at] << 8 | data[at + 1] != len(places):
+        raise Damaged(
+            f"a row of {data[at] << 8 | data[at + 1]} columns, of a table with {len(places)}"
+        )
+    at += 2
     fields: list[Field] = []
     add = fields.append
     for _ in places:
-        kind = data[at]
-        at += 1
-        if kind == _TEXT:
+        if data[at] == _TEXT:
+            at += 1
             end = at + 4 + _length(data, at)[0]
             add(data[at:end])
             at = end
-        elif kind == _NULL:
+        elif data[at] == _NULL:
             add(NULL)
-        elif kind == _UNCHANGED:
+            at += 1
+        elif data[at] == _UNCHANGED:
             add(None)
+            at += 1
         else:
-            raise Damaged(f"a value of the unknown kind {chr(kind)!r}")
+            raise Damaged(f"a value of the unknown kind {chr(data[at])!r}")
     return fields, at
 
 
@@ -173,9 +163,10 @@ def split_row(body: bytes, count: int) -> list[Field]:
 def join_key(fields: Sequence[Field], places: Sequence[int]) -> bytes:
     """What tells a row apart: its key's fields, each with its length."""
     found = [fields[place] for place in places]
-    if None in found:
-        raise Damaged("a part of the key was not sent")
-    return b"".join(found)  # type: ignore[arg-type]
+    try:
+        return b"".join(found)  # type: ignore[arg-type]
+    except TypeError:
+        raise Damaged("a part of the key was not sent") from None
 
 
 def _string(data: bytes, at: int) -> tuple[str, int]:
@@ -183,10 +174,7 @@ def _string(data: bytes, at: int) -> tuple[str, int]:
     return data[at:end].decode(), end + 1
 
 
-def _check_end(data: bytes, end: int) -> None:
+def check_end(data: bytes, end: int) -> None:
+    """Refuse a message that is shorter or longer than what it tells."""
     if end != len(data):
         raise Damaged(f"it has {len(data)} bytes, and should have {end}")
-
-
-def _wrong_count(found: int, expected: int) -> NoReturn:
-    raise Damaged(f"a row of {found} columns, of a table with {expected}")
