@@ -19,6 +19,7 @@ from tidegate.model.watermark import Watermark
 from tidegate.postgres.connect import Connection, begin_read_only, first_line
 from tidegate.postgres.identifiers import column_list
 from tidegate.sources.horizon import CursorColumn, readable
+from tidegate.sources.key_order import KeyOrder
 from tidegate.sources.written import SYSTEM_COLUMNS, Written, read_standing
 
 # Below this share of the table an index on the cursor beats a scan of all blocks.
@@ -109,6 +110,10 @@ class PostgresSource:
         return self.key or self.tie_key or ()
 
     @property
+    def _keys(self) -> KeyOrder:
+        return KeyOrder(self.table, self._splits, self.relation)
+
+    @property
     def _cast(self) -> sql.SQL:
         return sql.SQL(self.ordered_by.type.value)
 
@@ -167,7 +172,7 @@ class PostgresSource:
     def condition(self, batch: Batch) -> sql.Composed:
         """The WHERE clause of a batch."""
         if self.written is not None:
-            return self.written.condition(batch, self._compare_key)
+            return self.written.condition(batch, self._keys.compare)
         if self.cursor is None:
             return sql.SQL("{}").format(sql.SQL("true"))
         if batch.kind is BatchKind.NULLS:
@@ -178,9 +183,9 @@ class PostgresSource:
                 sql.SQL("{} = {}").format(self.cursor_identifier, self.value(batch.high))
             ]
             if batch.key_low is not None:
-                parts.append(self._compare_key(">", batch.key_low))
+                parts.append(self._keys.compare(">", batch.key_low))
             if batch.key_high is not None:
-                parts.append(self._compare_key("<=", batch.key_high))
+                parts.append(self._keys.compare("<=", batch.key_high))
             return sql.SQL(" AND ").join(parts)
         if batch.kind is BatchKind.BACKFILL:
             assert batch.low is not None
@@ -227,7 +232,7 @@ class PostgresSource:
         if wanted <= 1:
             slices: list[sql.Composable] = [condition]
         elif batch.kind is BatchKind.WRITTEN and self._leads_by_key(batch):
-            slices = self._key_slices(connection, batch, condition, wanted)
+            slices = self._keys.slices(connection, condition, batch.rows, wanted)
         elif self._scans(batch):
             slices = self._block_slices(condition, wanted)
         elif self._leading is not None and batch.kind in (
@@ -300,7 +305,7 @@ class PostgresSource:
     ) -> Batch:
         """The next batch_rows rows of one cursor value, in key order."""
         where: sql.Composable = sql.SQL("{} = {}").format(self.cursor_identifier, self.value(value))
-        count, end = self._key_cut(connection, where, after)
+        count, end = self._keys.cut(connection, where, after, self.batch_rows)
         return Batch(BatchKind.TIE, low, value, after, end, closes_tie=end is None, rows=count)
 
     def standing(self, connection: Connection) -> Standing:
@@ -322,7 +327,9 @@ class PostgresSource:
                 return None
             if rows <= self.batch_rows:
                 return replace(since, closes_tie=True, rows=rows, is_last=True)
-        count, end = self._key_cut(connection, self.condition(since), start.key_low)
+        count, end = self._keys.cut(
+            connection, self.condition(since), start.key_low, self.batch_rows
+        )
         if count == 0 and start.key_low is None:
             return None
         closes = end is None
@@ -335,59 +342,6 @@ class PostgresSource:
         ).fetchone()
         assert row is not None
         return int(row[0])
-
-    def _key_cut(
-        self, connection: Connection, where: sql.Composable, after: tuple[str, ...] | None
-    ) -> tuple[int, tuple[str, ...] | None]:
-        """The next batch_rows rows in key order: how many, and the last key if more follow."""
-        self._refuse_null_keys(connection, where)
-        if after is not None:
-            where = sql.SQL("{} AND {}").format(where, self._compare_key(">", after))
-        rows = connection.execute(
-            sql.SQL(
-                "WITH seen AS (SELECT row_number() OVER (ORDER BY {key}) AS n, {key}"
-                " FROM {relation} WHERE {where} ORDER BY {key} LIMIT {limit})"
-                " SELECT n, {texts} FROM seen WHERE n >= {size} OR n = (SELECT max(n) FROM seen)"
-                " ORDER BY n"
-            ).format(
-                key=column_list(self._splits),
-                relation=self.relation,
-                where=where,
-                limit=sql.Literal(self.batch_rows + 1),
-                size=sql.Literal(self.batch_rows),
-                texts=self._key_texts,
-            )
-        ).fetchall()
-        if len(rows) < 2:
-            return (rows[0][0] if rows else 0), None
-        return int(rows[0][0]), tuple(str(part) for part in rows[0][1:])
-
-    @property
-    def _key_texts(self) -> sql.Composed:
-        return sql.SQL(", ").join(
-            sql.SQL("{}::text").format(sql.Identifier(name)) for name in self._splits
-        )
-
-    def _refuse_null_keys(self, connection: Connection, where: sql.Composable) -> None:
-        """A comparison by key passes over rows without one, so they must not be there."""
-        columns = [self.table.column(name) for name in self._splits]
-        nullable = [column.name for column in columns if column and not column.not_null]
-        if not nullable:
-            return
-        missing = sql.SQL(" OR ").join(
-            sql.SQL("{} IS NULL").format(sql.Identifier(name)) for name in nullable
-        )
-        row = connection.execute(
-            sql.SQL("SELECT count(*) FROM {} WHERE {} AND ({})").format(
-                self.relation, where, missing
-            )
-        ).fetchone()
-        if row and row[0]:
-            raise SourceError(
-                f"{row[0]} rows of {self.table.relation} have no value in their key "
-                f"({', '.join(self._splits)})",
-                "choose a key that every row has",
-            )
 
     def lookback_low(self, connection: Connection, watermark: str) -> str:
         """Where the lookback begins: W - lookback."""
@@ -422,16 +376,6 @@ class PostgresSource:
         if not parts:
             parts.append(sql.SQL("{} IS NOT NULL").format(self.cursor_identifier))
         return sql.SQL(" AND ").join(parts)
-
-    def _compare_key(self, operator: str, values: tuple[str, ...]) -> sql.Composed:
-        literals = []
-        for name, text in zip(self._splits, values, strict=True):
-            column = self.table.column(name)
-            assert column is not None
-            literals.append(sql.SQL("{}::{}").format(sql.Literal(text), sql.SQL(column.type)))
-        return sql.SQL("({}) {} ({})").format(
-            column_list(self._splits), sql.SQL(operator), sql.SQL(", ").join(literals)
-        )
 
     def _count(self, connection: Connection, where: sql.Composable) -> tuple[int, str | None]:
         row = connection.execute(
@@ -489,31 +433,6 @@ class PostgresSource:
         """Whether an index leads to the rows of a part of all keys."""
         part = batch.key_low is not None or batch.key_high is not None
         return part and self._splits[0] in self.table.leading_index_columns
-
-    def _key_slices(
-        self, connection: Connection, batch: Batch, condition: sql.Composable, wanted: int
-    ) -> list[sql.Composable]:
-        places = {batch.rows * step // wanted for step in range(1, wanted)} - {0}
-        rows = connection.execute(
-            sql.SQL(
-                "SELECT {texts} FROM (SELECT row_number() OVER (ORDER BY {key}) AS n, {key}"
-                " FROM {relation} WHERE {where}) s WHERE n = ANY({places}) ORDER BY n"
-            ).format(
-                texts=self._key_texts,
-                key=column_list(self._splits),
-                relation=self.relation,
-                where=condition,
-                places=sql.Literal(sorted(places)),
-            )
-        )
-        bounds = [tuple(str(part) for part in row) for row in rows]
-        slices: list[sql.Composable] = []
-        for low, high in zip([None, *bounds], [*bounds, None], strict=True):
-            parts: list[sql.Composable] = [condition]
-            parts += [] if low is None else [self._compare_key(">", low)]
-            parts += [] if high is None else [self._compare_key("<=", high)]
-            slices.append(sql.SQL(" AND ").join(parts))
-        return slices
 
 
 def _fits(text: str, cursor_type: CursorType) -> bool:
