@@ -104,8 +104,9 @@ def test_one_that_did_not_come_to_its_end_goes_on_and_a_finished_one_begins_agai
         project.backfill("orders", **wanted)
     on = project.backfill("orders", **wanted)
     assert (on.already, on.loaded, on.empty) == (2, 2, 1)
-    again = project.backfill("orders", **wanted)
-    assert (again.already, again.loaded, again.changed) == (0, 4, 0)
+    for _ in range(2):
+        again = project.backfill("orders", **wanted)
+        assert (again.already, again.loaded, again.changed) == (0, 4, 0)
     # Another cut is another backfill.
     other = project.backfill("orders", **{**wanted, "chunk": "2 days"})
     assert (other.chunks, other.already) == (3, 0)

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from integration.orders import CREATE, FILL, ORDERS
 from tidegate.cli.main import app
 from tidegate.insight.status import SyncStatus, read_status
+from tidegate.insight.sync_lines import list_syncs
 from tidegate.model.lateness import Lateness
 from tidegate.project import Project
 
@@ -40,6 +41,9 @@ def test_late_rows_are_counted_and_measured_and_others_are_not(make_project: Any
     found = late(project)
     assert (found.rows, found.loads, found.farthest, found.in_seconds) == (4, 1, 420, True)
     assert found.half_within == 120
+    with place.open().context.plane.connect() as control:
+        (line,) = list_syncs(project.context, control, project.declared)
+    assert (line.late_rows, line.late_farthest) == (4, 420)
     # What comes on time, or again, is not late.
     place.source.execute("INSERT INTO orders VALUES (30, 1, '2026-01-01 00:11+00')")
     project.run("orders")

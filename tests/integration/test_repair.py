@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from integration.orders import CREATE, FILL, ORDERS
 from tidegate.cli.main import app
-from tidegate.errors import DeclarationError
+from tidegate.errors import DeclarationError, DestinationError
 from tidegate.model.verification import Difference, Repair, Verdict, Verification
 from tidegate.pipeline import compare as compare_module
 from tidegate.project import Project
@@ -237,6 +237,33 @@ def test_what_cannot_be_repaired_by_key_is_refused(
         project.verify("orders", repair=True)
     assert "--full-refresh" in str(refused.value.hint)
     assert place.control.value("SELECT count(*) FROM tidegate_control.jobs") == 1
+
+
+def test_a_target_that_has_to_follow_its_source_first_is_said_so(make_project: Any) -> None:
+    project, place = make_project(ORDERS)
+    place.source.execute(
+        "CREATE TABLE orders (id bigint PRIMARY KEY, total numeric(10,2) NOT NULL,"
+        " updated_at timestamptz NOT NULL)",
+        FILL,
+    )
+    project.run("orders")
+    place.source.execute(
+        "ALTER TABLE orders ALTER total DROP NOT NULL", "DELETE FROM orders WHERE id = 3"
+    )
+    with pytest.raises(DestinationError, match="changed since the last load") as refused:
+        project.verify("orders", repair=True)
+    assert "tidegate run orders" in str(refused.value.hint)
+
+
+def test_a_full_refresh_that_is_not_finished_is_finished_first(make_project: Any) -> None:
+    project, place = loaded(make_project)
+    place.source.execute("DELETE FROM orders WHERE id = 3")
+    place.target.execute(
+        "UPDATE tidegate.etl_state SET declaration ="
+        " declaration || jsonb_build_object('refreshing', version)"
+    )
+    with pytest.raises(DeclarationError, match="a full refresh was begun"):
+        project.verify("orders", repair=True)
 
 
 def test_the_command_repairs_and_exits_with_zero(make_project: Any) -> None:

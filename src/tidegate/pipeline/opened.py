@@ -8,9 +8,12 @@ from dataclasses import dataclass, replace
 
 from psycopg import sql
 
+from tidegate.destinations.drift import find_evolution
 from tidegate.destinations.postgres import PostgresDestination
+from tidegate.errors import DestinationError
 from tidegate.failpoints import reach
 from tidegate.model.column import Table
+from tidegate.model.drift import Loaded
 from tidegate.model.key_ranges import KeyRanges
 from tidegate.model.load import StagedWrite
 from tidegate.model.shape import Shape
@@ -67,8 +70,11 @@ class PostgresDifference:
     expected: Side
     """of rows as they are staged, not of their hashes"""
     found: Side
+    loaded: Loaded | None
+    """what the last load knew of the source's columns"""
 
     def stage(self, ranges: KeyRanges, attempt_id: str, prepare: Prepare) -> Staged:
+        self._refuse_drift()
         prepare(self.shape)
         shape = replace(self.shape, deleted=DELETED)
         place = staging_place(self.context, self.sync.target, shape, attempt_id)
@@ -90,6 +96,19 @@ class PostgresDifference:
             )
         reach("stage.written")
         return Staged(shape, (StagedWrite(write_id, rows),))
+
+    def _refuse_drift(self) -> None:
+        """To change the target would wait for the snapshot in which it is being compared."""
+        relation = self.table.relation
+        evolution = find_evolution(
+            self.found.connection, relation, self.shape, self.sync.rules, self.loaded
+        )
+        if evolution is not None and evolution.is_needed:
+            raise DestinationError(
+                f"the source of {relation} changed since the last load: "
+                f"{'; '.join(evolution.notes)}",
+                f"let the target follow first: tidegate run {self.sync.name}; then repair it",
+            )
 
     def _rows(self, ranges: KeyRanges) -> sql.Composed:
         key = key_text([sql.Identifier("e", name) for name in self.shape.key])

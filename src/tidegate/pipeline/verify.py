@@ -168,6 +168,7 @@ class _Verifying:
                         hashing,
                         Side(connection, expected),
                         sides[1],
+                        loaded,
                     )
                     opened = Opened(source, watermark, hashing, *sides, mending.stage)
                     comparison = self.examine(opened)

@@ -143,6 +143,7 @@ class _Staging:
                 hashing,
                 Side(target, staged),
                 sides[1],
+                loaded,
             )
             opened = Opened(self.source, found.watermark, hashing, *sides, mending.stage)
             comparison = self.examine(opened)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from shlex import quote
 from typing import Any
 
 from tidegate.destinations.destination import Destination
@@ -55,7 +56,14 @@ def backfill_sync(
             reports.append(report)
             return asdict(report)
 
-        payload = {"from": wanted.low, "to": wanted.high, "chunk": wanted.chunk}
+        payload = {
+            "from": wanted.low,
+            "to": wanted.high,
+            "chunk": wanted.chunk,
+            # What a person has to give again to go on with it.
+            "command": f"{COMMAND} --from {quote(low)} --to {quote(high)}"
+            + ("" if chunk is None else f" --chunk {quote(chunk)}"),
+        }
         loads = CommandedLoads(context, heartbeat, sync, BACKFILL, COMMAND)
         job_id = loads.run(work, payload)
     reports[0].job = str(job_id)

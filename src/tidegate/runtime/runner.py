@@ -266,4 +266,14 @@ def _result(outcome: SyncOutcome) -> dict[str, Any]:
         "watermark": outcome.watermark.value if outcome.watermark else None,
         "horizon": json.loads(json.dumps(horizon, default=str)),
         "fingerprints": outcome.fingerprints,
+        "late": _late(outcome),
+    }
+
+
+def _late(outcome: SyncOutcome) -> dict[str, Any]:
+    """Rows that came after the watermark had passed them, and how far behind it they were."""
+    found = [load.late for load in outcome.loads if load.late is not None]
+    return {
+        "rows": sum(one.rows for one in found),
+        "farthest": max((one.farthest for one in found), default=0.0),
     }
