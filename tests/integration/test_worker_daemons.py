@@ -62,11 +62,12 @@ def worker(port: int) -> tuple[socket.socket, int]:
 
 
 def test_an_idle_daemon_leaves_and_one_with_a_worker_stays(tmp_path: Path) -> None:
-    with serving(tmp_path) as path, asked(path) as (idle, _), asked(path) as (busy, port):
+    with serving(tmp_path) as path, asked(path) as (busy, port):
         connection, pid = worker(port)
         with connection:
-            until(lambda: idle.poll() is not None, "the idle one to leave")
-            # It has been looked at as often as the other.
+            with asked(path) as (idle, _):
+                until(lambda: idle.poll() is not None, "the idle one to leave")
+            # It has been looked at before the other, and as often.
             assert busy.poll() is None
             os.kill(pid, 0)
             second, _ = worker(port)
