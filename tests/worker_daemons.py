@@ -13,14 +13,15 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 _STREAMS = (0, 1, 2)
 _LARGEST = 1 << 20
 
 
-def serve(path: str) -> None:
-    """Fork a daemon for everyone who asks."""
+def serve(path: str, look_seconds: str = "45") -> None:
+    """Fork a daemon for everyone who asks; those that are idle for two looks leave."""
     from tidegate.spark.daemon import prepare
 
     prepare()
@@ -45,7 +46,36 @@ def serve(path: str) -> None:
     os.set_inheritable(asking.fileno(), False)
     os.register_at_fork(after_in_child=asking.close)
     _be_like(json.loads(message))
+    _end_when_idle(float(look_seconds))
     daemon.manager()
+
+
+def _end_when_idle(look_seconds: float) -> None:
+    """Leave when there was no worker at two looks in a row; Spark starts another when it must.
+
+    Spark itself ends idle workers after a minute, and the daemon of a session only with itself.
+    """
+    idle = False
+
+    def look(_: int, frame: FrameType | None) -> None:
+        nonlocal idle
+        me = os.getpid()
+        working = bool(Path(f"/proc/{me}/task/{me}/children").read_text())
+        if idle and not working and _waits(frame):
+            os._exit(0)
+        idle = not working
+
+    signal.signal(signal.SIGALRM, look)
+    # Not inherited by the workers.
+    signal.setitimer(signal.ITIMER_REAL, look_seconds, look_seconds)
+
+
+def _waits(frame: FrameType | None) -> bool:
+    """Whether a daemon has nobody at its door: who has just come in would wait for ever."""
+    if frame is None or frame.f_code.co_name != "manager":
+        return False
+    came_last = frame.f_locals.get("sock")
+    return came_last is None or came_last.fileno() == -1
 
 
 def _be_like(asking: Mapping[str, Any]) -> None:
@@ -74,4 +104,4 @@ def ask(path: str) -> None:
 
 
 if __name__ == "__main__":
-    {"serve": serve, "ask": ask}[sys.argv[1]](sys.argv[2])
+    {"serve": serve, "ask": ask}[sys.argv[1]](*sys.argv[2:])
