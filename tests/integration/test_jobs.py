@@ -292,6 +292,23 @@ def test_a_worker_is_dead_as_soon_as_its_session_ends(
     assert DeadAttempts(jobs.plane).list(session, resource="another table") == []
 
 
+def test_two_jobs_of_a_dead_worker_are_reclaimed_at_the_same_time(
+    jobs: Jobs, session: Connection, new_worker: NewWorker
+) -> None:
+    worker, own = new_worker()
+    for resource in ("one", "other"):
+        submit(jobs, session, resource=resource)
+        claim(jobs, session, worker, lease=3600)
+    end(own, session)
+    found = DeadAttempts(jobs.plane)
+    (one,) = found.list(session, resource="one")
+    with jobs.plane.connect() as beside, session.transaction():
+        assert found.reclaim(session, one, "first")
+        # The first has not committed: its look at the worker's lock keeps nobody out.
+        (other,) = found.list(beside, resource="other")
+        assert found.reclaim(beside, other, "second")
+
+
 def test_a_live_worker_within_its_lease_is_not_reclaimed(
     jobs: Jobs, session: Connection, new_worker: NewWorker
 ) -> None:

@@ -291,7 +291,7 @@ def test_the_same_parameters_are_the_same_run_whoever_wrote_them(tmp_path: Path)
 
 def test_another_target_is_another_identity(tmp_path: Path) -> None:
     ids = set()
-    for target in ("warehouse:marts.a", "warehouse:marts.b"):
+    for target in ("warehouse:marts.a", "warehouse:marts.bb"):
         project = opened(tmp_path, f"@tg.task(target='{target}')\ndef a(ctx, n: int): ...\n")
         ids.add(run(project, "a", n=1).update_id)
     assert len(ids) == 2

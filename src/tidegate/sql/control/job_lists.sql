@@ -12,7 +12,8 @@ SELECT j.job_id, j.kind, j.name, j.status, j.attempt_count, j.error_count, j.cra
        w.beat_at,
        CASE WHEN w.worker_id IS NULL THEN false ELSE EXISTS (
            SELECT FROM pg_locks l
-           WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+           WHERE l.locktype = 'advisory' AND l.mode = 'ExclusiveLock' AND l.granted
+             AND l.objsubid = 1
              AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
              AND l.classid::bigint = ((w.lock_key >> 32) & 4294967295)
              AND l.objid::bigint = (w.lock_key & 4294967295)) END,

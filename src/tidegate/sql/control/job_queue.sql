@@ -79,7 +79,8 @@ SELECT q.job_id, q.attempt_id, j.kind, j.resource, j.payload, j.plan, j.crash_co
 FROM {schema}.job_queue q
 JOIN {schema}.jobs j USING (job_id)
 LEFT JOIN {schema}.workers w ON w.worker_id = q.claimed_by
-LEFT JOIN pg_locks l ON l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+LEFT JOIN pg_locks l ON l.locktype = 'advisory' AND l.mode = 'ExclusiveLock' AND l.granted
+     AND l.objsubid = 1
      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
      AND l.classid::bigint = ((w.lock_key >> 32) & 4294967295)
      AND l.objid::bigint = (w.lock_key & 4294967295)
@@ -97,7 +98,9 @@ WITH dead AS (
     JOIN {schema}.jobs j USING (job_id)
     LEFT JOIN {schema}.workers w ON w.worker_id = q.claimed_by
     WHERE q.job_id = %(job_id)s AND q.attempt_id = %(attempt_id)s
-      AND (q.lease_until < now() OR w.worker_id IS NULL OR pg_try_advisory_xact_lock(w.lock_key))
+      AND (q.lease_until < now() OR w.worker_id IS NULL
+           -- Shared: another may take another job of the same worker at this very moment.
+           OR pg_try_advisory_xact_lock_shared(w.lock_key))
     FOR UPDATE OF q SKIP LOCKED
 ), unlocked AS (
     DELETE FROM {schema}.table_locks l USING dead d

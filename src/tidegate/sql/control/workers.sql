@@ -25,7 +25,8 @@ SELECT w.worker_id, w.host, w.pid, w.project, w.command, w.kinds, w.concurrency,
        (SELECT count(*) FROM {schema}.job_queue q WHERE q.claimed_by = w.worker_id),
        EXISTS (
            SELECT FROM pg_locks l
-           WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+           WHERE l.locktype = 'advisory' AND l.mode = 'ExclusiveLock' AND l.granted
+             AND l.objsubid = 1
              AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
              AND l.classid::bigint = ((w.lock_key >> 32) & 4294967295)
              AND l.objid::bigint = (w.lock_key & 4294967295))
