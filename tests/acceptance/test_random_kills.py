@@ -22,15 +22,15 @@ def kill_after(process: Process, seconds: float, *, everything: bool = False) ->
     deadline = time.monotonic() + seconds
     while process.alive and time.monotonic() < deadline:
         time.sleep(0.005)
-    if not process.alive:
-        ended = process.wait()
-        assert ended.code == 0, ended
-        return False
-    if everything:
+    if everything and process.alive:
         process.kill_all()
-    else:
-        assert process.kill().code == -signal.SIGKILL
-    return True
+        return True
+    # It may end by itself up to the very moment of the signal.
+    ended = process.kill() if process.alive else process.wait()
+    if ended.code == -signal.SIGKILL:
+        return True
+    assert ended.code == 0, ended
+    return False
 
 
 def kill_at_random(

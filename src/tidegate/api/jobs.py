@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import AfterValidator
 
 from tidegate.api import job_documents as documents
 from tidegate.api import problem_kinds as kinds
@@ -19,7 +18,7 @@ from tidegate.api.job_documents import ApiJob, CancelledJob, JobPage
 from tidegate.api.paging import Cursor, Limit, bad_cursor, decode, encode, links
 from tidegate.api.problems import Problem
 from tidegate.api.service import Asker, Served, Service
-from tidegate.api.texts import PLAIN, no_nul
+from tidegate.api.texts import Text
 from tidegate.control.job_lists import JobLists
 from tidegate.control.job_records import JobRecords
 from tidegate.errors import UsageError
@@ -32,9 +31,6 @@ from tidegate.runtime.cancel import cancel_job
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 Kind = StrEnum("Kind", {one: one for one in sorted(KINDS)})  # type: ignore[misc]
 JobId = Annotated[UUID, Path(description="A job's id.")]
-Name = Annotated[
-    str, AfterValidator(no_nul), Query(min_length=1, max_length=300, json_schema_extra=PLAIN)
-]
 
 
 @router.get(
@@ -48,7 +44,7 @@ def list_jobs(
     service: Served,
     status: Annotated[list[JobStatus] | None, Query(description="Only these.")] = None,
     kind: Annotated[list[Kind] | None, Query(description="Only these.")] = None,
-    name: Annotated[list[Name] | None, Query(description="Only these.")] = None,
+    name: Annotated[list[Text] | None, Query(description="Only these.")] = None,
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Response:

@@ -7,7 +7,7 @@ from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import AfterValidator, AwareDatetime
+from pydantic import AwareDatetime
 
 from tidegate.api import problem_kinds as kinds
 from tidegate.api import task_documents as documents
@@ -17,7 +17,7 @@ from tidegate.api.paging import Cursor, Limit, bad_cursor, decode, encode, links
 from tidegate.api.problems import Problem, invalid
 from tidegate.api.service import Served, Service
 from tidegate.api.task_documents import ApiTask, TaskEvents, TaskPage
-from tidegate.api.texts import PLAIN, no_nul
+from tidegate.api.texts import Text
 from tidegate.control.history import History
 from tidegate.control.task_questions import Wanted
 from tidegate.insight.history_documents import event_document, run_document
@@ -27,9 +27,6 @@ from tidegate.postgres.connect import Connection
 
 router = APIRouter(prefix="/tasks", tags=["tasks"])
 TaskId = Annotated[UUID, Path(description="A task's id.")]
-Text = Annotated[
-    str, AfterValidator(no_nul), Query(min_length=1, max_length=300, json_schema_extra=PLAIN)
-]
 
 
 @router.get(
