@@ -14,6 +14,7 @@ from tidegate.model.schedule import Schedule
 from tidegate.settings import checks as values
 from tidegate.settings.cdc import CdcSettings
 from tidegate.settings.durations import parse_duration
+from tidegate.settings.events import EventSettings
 from tidegate.settings.explain import Conflict
 from tidegate.settings.history import HistorySettings
 from tidegate.settings.maintenance import MaintenanceSettings
@@ -276,5 +277,6 @@ FIXED: dict[str, type[Section]] = {
     "notify": NotifySettings,
     "history": HistorySettings,
     "cdc": CdcSettings,
+    "events": EventSettings,
 }
 SECTIONS = (*FIXED, "connections", "resources", "sync")

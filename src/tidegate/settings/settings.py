@@ -19,6 +19,7 @@ from tidegate.settings.connections import (
     postgres_connection,
     unknown_connection,
 )
+from tidegate.settings.events import EventSettings
 from tidegate.settings.explain import Key, Origin, Problem, explain, key_of, refuse
 from tidegate.settings.history import HistorySettings
 from tidegate.settings.layers import unknown_keys
@@ -59,6 +60,7 @@ class Settings(Section):
     notify: NotifySettings = Field(default_factory=NotifySettings)
     history: HistorySettings = Field(default_factory=HistorySettings)
     cdc: CdcSettings = Field(default_factory=CdcSettings)
+    events: EventSettings = Field(default_factory=EventSettings)
     sync: dict[str, SyncSettings] = Field(default_factory=dict)
 
     @field_serializer("connections")
