@@ -10,6 +10,7 @@ from integration.cdc_places import FILL, ORDERS, orders_sync, rows
 from integration.conftest import MakePlace, MakeProject, Place
 from integration.filled_lakes import lake_place
 from tidegate.errors import BusyError, DeclarationError
+from tidegate.model.explanation import Reason
 from tidegate.model.verification import Verdict
 from tidegate.pipeline.cdc_waiting import send_waiting
 from tidegate.pipeline.repair import refuse_repair
@@ -136,3 +137,26 @@ def test_a_lake_is_compared_beside_what_waits(
         assert found.notes == ()
         with pytest.raises(DeclarationError, match="is not repaired"):
             refuse_repair(project.sync("orders"))
+
+
+def test_a_row_is_explained_by_what_waits(make_project: MakeProject) -> None:
+    project, place = started(make_project)
+    place.source.execute(*WAITING)
+    place.target.execute(
+        "UPDATE raw.orders SET note = 'wrong' WHERE id = 8",
+        "INSERT INTO raw.orders (id) VALUES (99)",
+    )
+    reasons = {id_: project.why("orders", id=id_).reason for id_ in (1, 3, 4, 5, 8, 20, 30, 99)}
+    assert reasons == {
+        1: Reason.CHANGED,
+        3: Reason.DELETED,
+        4: Reason.DELETED,
+        5: Reason.EQUAL,
+        8: Reason.EDITED,
+        20: Reason.NOT_YET,
+        30: Reason.NOT_YET,
+        99: Reason.EDITED,
+    }
+    assert project.why("orders", id=8).hint == (
+        "to put right what differs: tidegate verify orders --repair"
+    )

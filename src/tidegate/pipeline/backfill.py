@@ -41,7 +41,8 @@ def refuse_backfill(sync: Sync, source: PostgresSource) -> None:
     """Refuse a sync that has no range, or in which a row would be twice."""
     if source.cursor is None and sync.changes != "cursor":
         raise UsageError(
-            f'sync {sync.name}: changes = "{sync.changes}" without a cursor has no range to backfill',
+            f'sync {sync.name}: changes = "{sync.changes}" without a cursor has no range to '
+            "backfill",
             "it misses no row; what was changed in the target comes right with: tidegate verify "
             f"{sync.name} --repair",
         )

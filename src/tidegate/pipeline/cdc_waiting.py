@@ -89,6 +89,24 @@ def send_waiting(
     return LeftOut(sent.rowcount, 0)
 
 
+def waits(
+    context: Context, sync: Sync, source: PostgresSource, key: Mapping[str, str | None]
+) -> bool:
+    """Whether a change of the row with this key, as the source prints it, waits in the slot."""
+    wanted = tuple(key[name] for name in source.key)
+    with context.databases.connect(sync.source.connection) as session:
+        log = CdcSource.of(context, sync, source, session).log
+        upto = _flushed(session)
+        with log.slot.held(lambda: None):
+            peek = Peek(session, log.slot.name, log.publication.name, upto)
+            with closing(iter(peek)) as messages:
+                keys = changed_keys(messages, log.slot.name, source.table.relation, source.key)
+                try:
+                    return any(one == wanted for one in keys)
+                except Emptied:
+                    return True
+
+
 def _flushed(session: Connection) -> str:
     """Where the log ends, once all of it can be read: a commit may be seen before it is."""
     row = session.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
