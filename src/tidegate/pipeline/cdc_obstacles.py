@@ -70,7 +70,7 @@ def server_obstacles(connection: Connection, *, slots: int, senders: int) -> Ite
     facts, role = read_server(connection), quoted(connection.info.user)
     if facts.standby:
         yield Obstacle(
-            "the source is a standby, on which nothing can be published", "use its primary"
+            "the source is a standby, on which nothing can be published", "connect to the primary"
         )
         return
     if facts.wal_level != "logical":
