@@ -5,7 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import graphs, history, lake, load, many, queues, service, status, verify, wide
+from benchmarks import (
+    changes,
+    graphs,
+    history,
+    lake,
+    load,
+    many,
+    queues,
+    service,
+    status,
+    verify,
+    wide,
+)
 from benchmarks.report import Report
 
 
@@ -24,7 +36,17 @@ def main() -> int:
     parser.add_argument(
         "subject",
         nargs="?",
-        choices=("load", "lake", "queue", "status", "service", "history", "graph", "verify"),
+        choices=(
+            "load",
+            "lake",
+            "queue",
+            "status",
+            "service",
+            "history",
+            "graph",
+            "verify",
+            "changes",
+        ),
         help="only this one",
     )
     options = parser.parse_args()
@@ -54,6 +76,9 @@ def main() -> int:
     if options.subject in (None, "verify"):
         print(f"verify of {options.rows:,} rows x 13 columns, Postgres and Postgres")
         verify.run(report, rows=options.rows, repeats=options.repeats)
+    if options.subject in (None, "changes"):
+        print(f"late data: changes of {options.rows:,} rows x 13 columns, Postgres to Postgres")
+        changes.run(report, rows=options.rows, repeats=options.repeats)
     if report.missed:
         print(f"missed: {', '.join(report.missed)}")
     return 1 if report.missed else 0
