@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from psycopg import sql
 
@@ -53,13 +54,13 @@ class EventStatements:
             " FROM ({rows}) s GROUP BY 1 ORDER BY 1"
         ).format(month=self._month(), rows=rows)
 
-    def settled(self, rows: sql.Composable, *, some_missing: bool) -> sql.Composable:
+    def settled(self, rows: sql.Composable, missing: Sequence[datetime]) -> sql.Composable:
         """The staged events that get their status now; others wait for their month."""
-        if not some_missing:
+        if not missing:
             return rows
         return sql.SQL(
-            "SELECT * FROM ({rows}) r WHERE error IS NOT NULL OR {month} <> ALL(%(missing)s)"
-        ).format(rows=rows, month=self._month())
+            "SELECT * FROM ({rows}) r WHERE error IS NOT NULL OR {month} <> ALL({missing})"
+        ).format(rows=rows, month=self._month(), missing=sql.Literal(list(missing)))
 
     def settle(self, raw: Relation, settled: sql.Composable) -> sql.Composed:
         return sql.SQL(

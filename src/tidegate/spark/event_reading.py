@@ -12,7 +12,7 @@ import psycopg
 from psycopg import sql
 
 from tidegate.errors import LoadError, TidegateError
-from tidegate.model.event import EventLimits, RawEvent, ReadEvent, read_event
+from tidegate.model.event import EventLimits, EventReader, RawEvent, ReadEvent
 from tidegate.model.event_model import EventModel
 from tidegate.model.load import StagedWrite
 from tidegate.model.relation import Relation
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 _CHUNK_ROWS = 2_000
 _CHUNK_BYTES = 4 << 20
 _ID_BYTES = 16
-# What a btree takes as a key, less what a page needs for itself.
-_KEY_BYTES = 2_000
 _REASON = 1_000
 
 Row = tuple[Any, ...]
@@ -61,64 +59,55 @@ class EventReading:
         return f"EventReading({self.raw})"
 
     def rows(self, connection: Connection, share: Share) -> Iterator[tuple[int, Row]]:
-        """(bytes, staged row) of each event of a share, one after the other."""
+        """(size, staged row) of each event of a share, one after the other."""
+        model = self.model
+        reader = EventReader(model, self.limits)
         places = {id_: place for place, id_ in enumerate(share.ids(), share.first)}
-        found = connection.cursor().stream(
+        made = [place for place, one in enumerate(model.dimensions) if one.id_column is not None]
+        nothing = (None,) * (len(model.fields) + len(made))
+        moment_at = [one.name for one in model.fields].index(model.partition_column)
+        for id_, body, received_at in self._stream(connection, list(places)):
+            event = self._read(reader, id_, body, received_at)
+            if event.error is None and self.kept_from is not None:
+                event = self._refuse_old(event, event.values[moment_at])
+            if event.error is None:
+                rest = (*event.values, *[event.ids[place] for place in made])
+            else:
+                rest = nothing
+            head = (id_, places[id_], _plain(event.error), event.payload, event.event_hash)
+            yield len(body or ""), (*head, *rest)
+
+    def _stream(self, connection: Connection, ids: list[UUID]) -> Iterator[Row]:
+        """(id, body, received_at); what is larger than an event may be stays where it is."""
+        return connection.cursor().stream(
             sql.SQL(
                 "SELECT id, CASE WHEN octet_length(body) <= {most} THEN body END,"
                 " CASE WHEN received_at BETWEEN '0001-01-02' AND '9999-12-30' THEN received_at END"
                 " FROM {raw} WHERE id = ANY(%s)"
-            ).format(raw=qualified(self.raw), most=sql.Literal(self.limits.max_bytes)),
-            (list(places),),
+            ).format(raw=_beside_parameters(self.raw), most=sql.Literal(self.limits.max_bytes)),
+            (ids,),
             binary=True,
+            size=100,
         )
-        width = len(self.model.fields)
-        composite = [
-            number for number, one in enumerate(self.model.dimensions) if one.id_column is not None
-        ]
-        for id_, body, received_at in found:
-            event = self._read(id_, body, received_at)
-            head = (id_, places[id_], _plain(event.error), event.payload, event.event_hash)
-            if event.error is None:
-                yield (
-                    len(body),
-                    (*head, *event.values, *(event.ids[number] for number in composite)),
-                )
-            else:
-                yield (len(body or ""), (*head, *(None,) * (width + len(composite))))
 
-    def _read(self, id_: UUID, body: str | None, received_at: datetime | None) -> ReadEvent:
+    def _read(
+        self, reader: EventReader, id_: UUID, body: str | None, received_at: datetime | None
+    ) -> ReadEvent:
         if body is None:
             return ReadEvent(f"larger than {self.limits.max_bytes} bytes")
         if received_at is None:
             return ReadEvent("received_at is no moment of the years 1 to 9999")
-        try:
-            event = read_event(self.model, self.limits, RawEvent(id_, body, received_at))
-        except Exception as error:
-            # One event must not stop the others, whatever it is that nobody thought of.
-            return ReadEvent(f"cannot be read: {type(error).__name__}")
-        return event if event.error is not None else self._refuse(event) or event
+        return reader.read(RawEvent(id_, body, received_at))
 
-    def _refuse(self, event: ReadEvent) -> ReadEvent | None:
-        """What the model reads well, and the tables cannot take."""
-        for dimension, id_ in zip(self.model.dimensions, event.ids, strict=True):
-            if isinstance(id_, str) and len(id_) > _KEY_BYTES // 4:
-                size = len(id_.encode(errors="surrogatepass"))
-                if size > _KEY_BYTES:
-                    name = dimension.key[0].name
-                    return ReadEvent(
-                        f"{name}: {size} bytes are too long for a key, at most {_KEY_BYTES}",
-                        event.payload,
-                    )
-        if self.kept_from is not None:
-            fields = [one.name for one in self.model.fields]
-            moment = event.values[fields.index(self.model.partition_column)]
-            if moment < self.kept_from:
-                return ReadEvent(
-                    f"older than what is kept, which starts at {self.kept_from:%Y-%m}",
-                    event.payload,
-                )
-        return None
+    def _refuse_old(self, event: ReadEvent, moment: datetime) -> ReadEvent:
+        if self.kept_from is None or moment >= self.kept_from:
+            return event
+        return ReadEvent(f"{self.model.partition_column} is older than what is kept")
+
+
+def _beside_parameters(relation: Relation) -> sql.SQL:
+    # Next to parameters a percent sign is written twice, and a name may hold one.
+    return sql.SQL(qualified(relation).as_string(None).replace("%", "%%"))  # type: ignore[arg-type]
 
 
 def _plain(reason: str | None) -> str | None:
