@@ -39,6 +39,7 @@ PLACES = {
     "steps",
     "side",
     "before",
+    "raw",
 }
 NAMED = [(file, name) for file in FILES for name in statements(file)]
 
