@@ -39,6 +39,8 @@ PLACES = {
     "steps",
     "side",
     "before",
+    "raw",
+    "log",
 }
 NAMED = [(file, name) for file in FILES for name in statements(file)]
 
