@@ -32,6 +32,8 @@ PLACES = {
     "steps",
     "side",
     "before",
+    "raw",
+    "copied",
 }
 NAMED = [(file, name) for file in FILES for name in statements(file)]
 
