@@ -1,0 +1,83 @@
+"""The events of a project: where they are kept, and what becomes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+from tidegate.errors import UsageError
+from tidegate.model.event import EventLimits
+from tidegate.model.event_model import EventModel
+from tidegate.model.relation import Relation
+from tidegate.pipeline.context import Context
+from tidegate.settings.events import EventSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """What a project has declared about its events."""
+
+    connection: str
+    raw: Relation
+    model: EventModel
+    limits: EventLimits
+    settings: EventSettings
+    ledger_schema: str
+
+    @property
+    def refresh_log(self) -> Relation | None:
+        """Where the refreshes of views are noted; None in a model without views."""
+        views = self.model.views
+        return Relation(views[0].name.schema, "mv_refresh_log") if views else None
+
+    def first_kept(self, now: datetime) -> date | None:
+        """The first month that is kept; an event before it fails. None when all are kept.
+
+        The month of `now` is kept, and `keep_months` before it.
+        """
+        if not self.settings.keep_months:
+            return None
+        at = now.astimezone(UTC)
+        return shift_month(date(at.year, at.month, 1), -self.settings.keep_months)
+
+
+def shift_month(month: date, count: int) -> date:
+    """The first day of the month that lies this many months later, or earlier."""
+    number = month.year * 12 + month.month - 1 + count
+    return date(number // 12, number % 12 + 1, 1)
+
+
+def has_events(context: Context) -> bool:
+    """Whether the project declares events."""
+    return context.settings.events.connection is not None
+
+
+def find_events(context: Context) -> Events:
+    """The events of the project; UsageError when it has none."""
+    from tidegate.settings.event_model import read_event_model
+
+    settings = context.settings.events
+    if settings.connection is None:
+        raise UsageError(
+            "this project has no events: tidegate.toml sets no events.connection",
+            "start one with: tidegate init --template events",
+        )
+    context.settings.connection(settings.connection)
+    if context.is_lake(settings.connection):
+        raise UsageError(
+            f"events.connection is {settings.connection}, which is a lake",
+            "events are kept in Postgres; their facts can go to a lake by a sync",
+        )
+    return Events(
+        connection=settings.connection,
+        raw=Relation.parse(settings.raw_table),
+        model=read_event_model(context.settings.root / Path(settings.model).expanduser()),
+        limits=EventLimits(
+            max_bytes=settings.max_event,
+            max_age_seconds=settings.max_age_seconds,
+            max_ahead_seconds=settings.max_ahead_seconds,
+        ),
+        settings=settings,
+        ledger_schema=context.settings.ledger.schema_name,
+    )
