@@ -19,11 +19,17 @@ MAKE_RAW = """CREATE TABLE {raw} (
 
 
 def event_place(
-    make_place: MakePlace, *, raw_table: str = "public.raw_events", **sections: Any
+    make_place: MakePlace,
+    *,
+    raw_table: str = "public.raw_events",
+    made: bool = True,
+    **sections: Any,
 ) -> Place:
     """Its events come into the warehouse."""
     events = {"connection": "warehouse", "raw_table": raw_table}
     place = make_place(events=events, **sections)
+    if not made:
+        return place
     raw = Relation.parse(raw_table)
     if raw.schema != "public":
         place.target.execute(f'CREATE SCHEMA "{raw.schema}"')

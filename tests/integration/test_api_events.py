@@ -227,6 +227,22 @@ def test_a_project_without_events_says_how_to_have_them(make_place: MakePlace) -
         assert "--template events" in found["hint"]
 
 
+def test_the_first_event_finds_its_table_made(make_place: MakePlace) -> None:
+    place = event_place(make_place, made=False)
+    with place.open() as project, serving(project) as client, ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: client.post("/events", json={}), range(8)))
+        assert [one.status_code for one in answers] == [202] * 8
+    assert len(kept(place)) == 8
+
+
+def test_a_model_that_is_wrong_keeps_no_event_out(place: Place, client: httpx.Client) -> None:
+    (place.folder / "events.toml").write_text("facts = 17", encoding="utf-8")
+    assert client.post("/events", json={}).status_code == 202
+    place.target.execute("DROP TABLE raw_events")
+    found = problem(client.post("/events", json={}), 422, "refused")
+    assert "events.toml" in found["detail"]
+
+
 def test_events_that_came_in_are_counted(client: httpx.Client) -> None:
     client.post("/events", json=[{"n": 1}, {"n": 2}], headers={"Idempotency-Key": "k"})
     client.post("/events", json=[{"n": 1}], headers={"Idempotency-Key": "k"})

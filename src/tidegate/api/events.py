@@ -7,6 +7,7 @@ from uuid import UUID, uuid4, uuid5
 
 from anyio import to_thread
 from fastapi import APIRouter, Header, Request, Response
+from psycopg.errors import UndefinedTable
 from pydantic import AfterValidator, BaseModel, Field
 
 from tidegate.api import problem_kinds as kinds
@@ -17,7 +18,9 @@ from tidegate.api.service import Asker, Served, Service
 from tidegate.api.texts import PLAIN, no_nul
 from tidegate.model.access import Scope
 from tidegate.model.event_body import body_text, cut_array, cut_lines, find_id
-from tidegate.pipeline.event_intake import raw_events, take_in
+from tidegate.pipeline.event_intake import Taken, take_in
+from tidegate.pipeline.event_tables import ensure_tables
+from tidegate.pipeline.events import find_events, find_raw
 
 router = APIRouter(prefix="/events", tags=["events"])
 LINES = "application/x-ndjson"
@@ -134,9 +137,7 @@ def _identified(
 
 
 def _take_in(service: Service, events: list[tuple[UUID, str]]) -> dict[str, Any]:
-    connection_name, raw = raw_events(service.context)
-    with service.context.databases.lease(connection_name) as connection:
-        taken = take_in(connection, raw, events)
+    taken = _keep(service, events)
     service.count_events(taken.accepted, taken.known)
     return {
         "accepted": taken.accepted,
@@ -144,3 +145,14 @@ def _take_in(service: Service, events: list[tuple[UUID, str]]) -> dict[str, Any]
         "ids": [one for one, _ in events],
         "differing": sorted(taken.differing),
     }
+
+
+def _keep(service: Service, events: list[tuple[UUID, str]]) -> Taken:
+    # The model is not needed to take events in: it may be wrong while they come.
+    connection_name, raw = find_raw(service.context)
+    with service.context.databases.lease(connection_name) as connection:
+        try:
+            return take_in(connection, raw, events)
+        except UndefinedTable:
+            ensure_tables(connection, find_events(service.context))
+            return take_in(connection, raw, events)

@@ -10,10 +10,8 @@ from uuid import UUID
 
 from psycopg import sql
 
-from tidegate.errors import UsageError
 from tidegate.model.event_body import storable
 from tidegate.model.relation import Relation
-from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
 from tidegate.postgres.identifiers import qualified, statement
 
@@ -29,17 +27,6 @@ class Taken:
     known: int
     differing: frozenset[UUID] = frozenset()
     """known ones whose body is another than the one that is held, which stays"""
-
-
-def raw_events(context: Context) -> tuple[str, Relation]:
-    """The connection and the table of raw events; the model may be wrong, they come in still."""
-    events = context.settings.events
-    if events.connection is None:
-        raise UsageError(
-            "this project has no events: events.connection is not set",
-            "tidegate init --template events shows one that has",
-        )
-    return events.connection, Relation.parse(events.raw_table)
 
 
 def take_in(connection: Connection, raw: Relation, events: Iterable[tuple[UUID, str]]) -> Taken:
