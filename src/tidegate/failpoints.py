@@ -59,6 +59,10 @@ POINTS = (
     "state.written",
     "state.loaded",
     "notice.delivered",
+    "event.claimed",
+    "event.staged",
+    "event.applied",
+    "event.committed",
 )
 
 
