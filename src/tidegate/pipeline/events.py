@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
 from pathlib import Path
 
 from tidegate.errors import UsageError
@@ -30,22 +29,6 @@ class Events:
         """Where the refreshes of views are noted; None in a model without views."""
         views = self.model.views
         return Relation(views[0].name.schema, "mv_refresh_log") if views else None
-
-    def first_kept(self, now: datetime) -> date | None:
-        """The first month that is kept; an event before it fails. None when all are kept.
-
-        The month of `now` is kept, and `keep_months` before it.
-        """
-        if not self.settings.keep_months:
-            return None
-        at = now.astimezone(UTC)
-        return shift_month(date(at.year, at.month, 1), -self.settings.keep_months)
-
-
-def shift_month(month: date, count: int) -> date:
-    """The first day of the month that lies this many months later, or earlier."""
-    number = month.year * 12 + month.month - 1 + count
-    return date(number // 12, number % 12 + 1, 1)
 
 
 def has_events(context: Context) -> bool:
@@ -84,6 +67,7 @@ def find_events(context: Context) -> Events:
             max_bytes=settings.max_event,
             max_age_seconds=settings.max_age_seconds,
             max_ahead_seconds=settings.max_ahead_seconds,
+            keep_months=settings.keep_months,
         ),
         settings=settings,
         ledger_schema=context.settings.ledger.schema_name,
