@@ -43,7 +43,7 @@ class EventLimits:
     max_age_seconds: float
     max_ahead_seconds: float
     keep_months: int = 0
-    """how many months before that of its arrival an event may belong to; 0: any"""
+    """how many months, the one of its arrival included, an event may belong to; 0: any"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class EventReader:
         if self._keep_months:
             received = received_at.astimezone(UTC)
             months = (received.year - moment.year) * 12 + received.month - moment.month
-            if months > self._keep_months:
+            if months >= self._keep_months:
                 raise Unreadable(f"{self._moment_name} is older than what is kept")
 
     def _id(self, number: int, key: Typed, values: list[Any]) -> Any:

@@ -41,7 +41,7 @@ class Generation:
     duplicates: float = 0.02
     malformed: float = 0.01
     late: float = 0.0
-    """the share that is up to 300 days older than the rest"""
+    """the share that is up to 300 days older than all others"""
 
 
 @dataclass(slots=True)
@@ -95,6 +95,7 @@ class EventGenerator:
         self._story: Iterator[Tree] | None = None
         if is_story(model):
             self._story = Story(self._rng, plan.count, self._since, plan.until).events()
+        self._late: set[datetime] = set()
         self._unknown = [one for one in model.fields if str(one.path) not in PATHS]
 
     def events(self) -> Iterator[tuple[UUID, str]]:
@@ -129,10 +130,20 @@ class EventGenerator:
             tree = next(self._story)
             self._samples.add(tree, self._unknown)
         if self._rng.random() < self._plan.late:
-            path = self._model.partition_field.path
-            older = timedelta(days=self._rng.randrange(1, _LATE_DAYS))
-            put(tree, path, path.find(tree) - older)
+            self._make_late(tree)
         return tree
+
+    def _make_late(self, tree: Tree) -> None:
+        """Put an event before all that are in time, at a moment of its own."""
+        path = self._model.partition_field.path
+        moment = path.find(tree)
+        while (late := moment - timedelta(days=self._late_days())) in self._late:
+            moment -= timedelta(microseconds=1)
+        self._late.add(late)
+        put(tree, path, late)
+
+    def _late_days(self) -> int:
+        return self._plan.days + self._rng.randrange(1, _LATE_DAYS)
 
     def _count(self, tree: Tree) -> None:
         totals = self.totals
