@@ -68,7 +68,12 @@ def small_events(model: EventModel | None = None, **settings: Any) -> Events:
         connection="warehouse",
         raw=Relation.parse(values.raw_table),
         model=model or small_model(),
-        limits=EventLimits(values.max_event, values.max_age_seconds, values.max_ahead_seconds),
+        limits=EventLimits(
+            values.max_event,
+            values.max_age_seconds,
+            values.max_ahead_seconds,
+            values.keep_months,
+        ),
         settings=values,
         ledger_schema="tidegate",
     )

@@ -39,6 +39,9 @@ PLACES = {
     "steps",
     "side",
     "before",
+    "raw",
+    "log",
+    "copied",
 }
 NAMED = [(file, name) for file in FILES for name in statements(file)]
 

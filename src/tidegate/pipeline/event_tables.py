@@ -103,6 +103,7 @@ def _read(connection: Connection, events: Events, wanted: list[EventTable]) -> _
         {
             "schemas": [one.relation.schema for one in wanted],
             "names": [one.relation.name for one in wanted],
+            "homes": _schemas(events, wanted),
             "functions": [PARTITIONER, MOMENT],
         },
     ).fetchall()
@@ -124,11 +125,17 @@ def _read(connection: Connection, events: Events, wanted: list[EventTable]) -> _
     return standing
 
 
+def _schemas(events: Events, wanted: list[EventTable]) -> list[str]:
+    """Every schema that holds a table or a view of the events, once."""
+    relations = [one.relation for one in wanted] + [one.name for one in events.model.views]
+    return list(dict.fromkeys(one.schema for one in relations))
+
+
 def _missing(events: Events, wanted: list[EventTable], standing: _Standing) -> list[_Missing]:
     """What must be made or changed, in order; DeclarationError where that is not possible."""
     made = [
         _Missing(f"schema {name}", (sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(name)),))
-        for name in dict.fromkeys(one.relation.schema for one in wanted)
+        for name in _schemas(events, wanted)
         if name not in standing.schemas
     ]
     for place, table in enumerate(wanted):
@@ -245,4 +252,4 @@ def _body(create: str) -> str:
 
 def _raw(text: str) -> sql.SQL:
     """A piece of SQL that this package has written."""
-    return sql.SQL(text)  # type: ignore[arg-type]
+    return sql.SQL(text)

@@ -11,6 +11,7 @@ from tidegate.model.event import EventLimits
 from tidegate.model.event_model import EventModel
 from tidegate.model.relation import Relation
 from tidegate.pipeline.context import Context
+from tidegate.settings.event_model import read_event_model
 from tidegate.settings.events import EventSettings
 
 
@@ -32,20 +33,12 @@ class Events:
         return Relation(views[0].name.schema, "mv_refresh_log") if views else None
 
     def first_kept(self, now: datetime) -> date | None:
-        """The first month that is kept; an event before it fails. None when all are kept.
-
-        The month of `now` is kept, and `keep_months` before it.
-        """
+        """The first month that is kept, the one of `now` being the last; None when all are."""
         if not self.settings.keep_months:
             return None
         at = now.astimezone(UTC)
-        return shift_month(date(at.year, at.month, 1), -self.settings.keep_months)
-
-
-def shift_month(month: date, count: int) -> date:
-    """The first day of the month that lies this many months later, or earlier."""
-    number = month.year * 12 + month.month - 1 + count
-    return date(number // 12, number % 12 + 1, 1)
+        number = at.year * 12 + at.month - self.settings.keep_months
+        return date(number // 12, number % 12 + 1, 1)
 
 
 def has_events(context: Context) -> bool:
@@ -53,10 +46,8 @@ def has_events(context: Context) -> bool:
     return context.settings.events.connection is not None
 
 
-def find_events(context: Context) -> Events:
-    """The events of the project; UsageError when it has none."""
-    from tidegate.settings.event_model import read_event_model
-
+def find_raw(context: Context) -> tuple[str, Relation]:
+    """The connection and the table in which events are kept; the model is not looked at."""
     settings = context.settings.events
     if settings.connection is None:
         raise UsageError(
@@ -69,14 +60,24 @@ def find_events(context: Context) -> Events:
             f"events.connection is {settings.connection}, which is a lake",
             "events are kept in Postgres; their facts can go to a lake by a sync",
         )
+    return settings.connection, Relation.parse(settings.raw_table)
+
+
+def find_events(context: Context) -> Events:
+    """The events of the project; UsageError when it has none."""
+    from tidegate.settings.event_model import read_event_model
+
+    connection, raw = find_raw(context)
+    settings = context.settings.events
     return Events(
-        connection=settings.connection,
-        raw=Relation.parse(settings.raw_table),
+        connection=connection,
+        raw=raw,
         model=read_event_model(context.settings.root / Path(settings.model).expanduser()),
         limits=EventLimits(
             max_bytes=settings.max_event,
             max_age_seconds=settings.max_age_seconds,
             max_ahead_seconds=settings.max_ahead_seconds,
+            keep_months=settings.keep_months,
         ),
         settings=settings,
         ledger_schema=context.settings.ledger.schema_name,

@@ -1,17 +1,28 @@
 -- The moment that an event names at a path; NULL for whatever is no event or no moment.
 CREATE OR REPLACE FUNCTION {schema}.event_moment(body text, path text[]) RETURNS timestamptz
-LANGUAGE plpgsql STABLE AS
+LANGUAGE plpgsql IMMUTABLE AS
 $body$
 DECLARE
-    found text;
+    part text[];
 BEGIN
-    -- As json, which takes a NUL in what is not looked at.
-    found := body::json #>> path;
-    -- Other words for a moment depend on when they are read: now, today, infinity.
-    IF found ~ '^\d{{4}}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?)? ?(Z|z|[+-]\d\d(:?\d\d)?)?$' THEN
-        RETURN found::timestamptz;
+    IF strpos(body, '\u') > 0 THEN
+        -- Postgres refuses a NUL and half a character even in what is not looked at.
+        body := regexp_replace(body, '\\u(0000|[dD][89a-fA-F][0-9a-fA-F]{{2}})', '\\ufffd', 'g');
     END IF;
-    RETURN NULL;
+    part := regexp_match(
+        body::json #>> path,
+        '^([0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}})[Tt ]'
+        '((?:[01][0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{{1,9}})?)?)'
+        ' ?(?:[Zz]|([-+])([01][0-9]|2[0-3])(?::?([0-5][0-9]))?)$'
+    );
+    IF part IS NULL THEN
+        RETURN NULL;
+    END IF;
+    -- Cut to microseconds: Postgres would round, perhaps into the next month.
+    RETURN (part[1] || ' ' || regexp_replace(part[2], '(\.[0-9]{{6}})[0-9]+', '\1'))::timestamp
+           AT TIME ZONE 'UTC'
+           - make_interval(hours => coalesce((part[3] || part[4])::int, 0),
+                           mins => coalesce((part[3] || part[5])::int, 0));
 EXCEPTION WHEN OTHERS THEN
     RETURN NULL;
 END

@@ -25,13 +25,12 @@ FROM unnest(%(schemas)s::text[], %(names)s::text[]) WITH ORDINALITY AS w (schema
 JOIN pg_namespace n ON n.nspname = w.schema
 JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = w.name
 UNION ALL
-SELECT -w.place, 's', NULL, NULL, NULL, NULL, w.schema
-FROM unnest(%(schemas)s::text[]) WITH ORDINALITY AS w (schema, place)
-JOIN pg_namespace n ON n.nspname = w.schema
+SELECT 0, 's', NULL, NULL, NULL, NULL, n.nspname::text
+FROM pg_namespace n WHERE n.nspname = ANY (%(homes)s)
 UNION ALL
 SELECT 0, 'f', ARRAY[n.nspname::text], ARRAY[p.proname::text], NULL, NULL, p.prosrc
 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
-WHERE n.nspname = ANY (%(schemas)s) AND p.proname = ANY (%(functions)s)
+WHERE n.nspname = ANY (%(homes)s) AND p.proname = ANY (%(functions)s)
 
 -- name: lock_tables
 -- One creator at a time, and no long wait for a lock on what others use.
