@@ -59,6 +59,12 @@ POINTS = (
     "state.written",
     "state.loaded",
     "notice.delivered",
+    "event.provisioned",
+    "event.claimed",
+    "event.staged",
+    "event.applied",
+    "event.committed",
+    "event.refreshed",
 )
 
 

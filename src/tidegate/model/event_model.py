@@ -37,6 +37,10 @@ class Field:
     precision: int | None = None
     """of a numeric, with `scale`; a value that needs more digits is refused, never rounded"""
     scale: int | None = None
+    max_length: int | None = None
+    """of a text, in characters; a longer one is refused"""
+    examples: tuple[str, ...] = ()
+    """what `tidegate event generate` chooses from"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,134 @@
+"""A claim on events: one transaction on one connection, from the first lock to the commit."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from uuid import UUID
+
+import psycopg
+from psycopg import errors as pg
+
+from tidegate.errors import ConnectionFailed
+from tidegate.pipeline.event_apply import Applied
+from tidegate.pipeline.events import Events
+from tidegate.postgres.connect import Connection, session_lost, translate
+from tidegate.postgres.identifiers import qualified, statement
+
+# How long a claim may sit while its events are staged; a stopped process gives them back then.
+_STAGING_SECONDS = 900.0
+# Who applies does not idle.
+_APPLYING_SECONDS = 30.0
+# A batch of the usual size is sorted in memory.
+_SORTING = "SET LOCAL work_mem = '32MB'"
+_TRIES = 10
+_RESOLVE_SECONDS = 60.0
+_PASSING = (pg.DeadlockDetected, pg.SerializationFailure, pg.LockNotAvailable)
+
+
+class EventClaim:
+    """Holds events of one batch after the other; what is not committed was never claimed."""
+
+    def __init__(
+        self, events: Events, connect: Callable[[], Connection], *, lock_timeout_seconds: float
+    ) -> None:
+        self._events = events
+        self._connect = connect
+        self._lock_timeout = lock_timeout_seconds
+        self._connection: Connection | None = None
+
+    def take(self, size: int) -> list[UUID]:
+        """The ids of the events that are held now, oldest first; none: there are none to take."""
+        if self._connection is None or self._connection.closed:
+            self._connection = self._connect()
+        connection = self._connection
+        connection.execute("BEGIN")
+        idle = max(_STAGING_SECONDS, 2 * self._events.settings.time_budget_seconds)
+        self._bound(connection, idle)
+        rows = connection.cursor(binary=True).execute(
+            statement("events/processing", "claim_events", raw=qualified(self._events.raw)),
+            {"size": size},
+        )
+        ids = [row[0] for row in rows]
+        if not ids:
+            connection.execute("ROLLBACK")
+        return ids
+
+    def apply(self, work: Callable[[Connection], Applied]) -> Applied:
+        """Do the work; where others were in the way it is done again, with the same events."""
+        assert self._connection is not None
+        connection = self._connection
+        self._bound(connection, _APPLYING_SECONDS)
+        connection.execute(_SORTING)
+        # Going back to it undoes what was written, and keeps what is held.
+        connection.execute("SAVEPOINT claimed")
+        for number in range(1, _TRIES + 1):
+            try:
+                return work(connection)
+            except (*_PASSING, pg.CheckViolation) as error:
+                if number == _TRIES or not _is_passing(error):
+                    raise
+                connection.execute("ROLLBACK TO SAVEPOINT claimed")
+                time.sleep(random.uniform(0.0, 0.05 * 2 ** min(number, 5)))
+        raise AssertionError("the last try returns or raises")
+
+    def commit(self, xid: str) -> None:
+        """End the claim; a lost answer is looked up, never assumed."""
+        assert self._connection is not None
+        try:
+            self._connection.execute("COMMIT")
+        except psycopg.Error as error:
+            if not session_lost(error):
+                raise
+            self.drop()
+            if not self._has_committed(xid):
+                raise
+
+    def drop(self) -> None:
+        """Give back what is held, if there is a claim; in whatever state its session is."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(psycopg.Error):
+                connection.close()
+
+    def _bound(self, connection: Connection, idle_seconds: float) -> None:
+        connection.execute(
+            "SELECT set_config('lock_timeout', %s, true),"
+            " set_config('idle_in_transaction_session_timeout', %s, true),"
+            " set_config('client_connection_check_interval', '1s', true),"
+            " set_config('synchronous_commit', 'on', true)",
+            (f"{int(self._lock_timeout * 1000)}ms", f"{int(idle_seconds * 1000)}ms"),
+        )
+
+    def _has_committed(self, xid: str) -> bool:
+        deadline = time.monotonic() + _RESOLVE_SECONDS
+        while True:
+            try:
+                with self._connect() as connection:
+                    row = connection.execute(
+                        statement("events/processing", "ask_end"), {"xid": xid}
+                    ).fetchone()
+            except pg.InvalidParameterValue:
+                # The server crashed before it had heard of that transaction.
+                return False
+            except (psycopg.Error, ConnectionFailed) as error:
+                if time.monotonic() > deadline:
+                    if isinstance(error, psycopg.Error):
+                        raise translate(error, "asking whether a batch of events is in") from error
+                    raise
+                row = None
+            if row is not None and row[0] != "in progress":
+                return bool(row[0] == "committed")
+            if time.monotonic() > deadline:
+                raise ConnectionFailed(
+                    "the connection was lost while a batch of events was committed",
+                    "run again: each event says itself whether it is done",
+                )
+            time.sleep(0.1)
+
+
+def _is_passing(error: psycopg.Error) -> bool:
+    """Whether the same may succeed now; a row without a partition violates no constraint."""
+    return isinstance(error, _PASSING) or error.diag.constraint_name is None
