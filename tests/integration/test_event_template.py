@@ -129,8 +129,8 @@ BEGAN = datetime(2026, 9, 7, tzinfo=UTC)
 def made_up(rng: random.Random, count: int, users: int) -> list[dict[str, Any]]:
     events = []
     for _ in range(count):
-        # Whole hours, so that moments meet.
-        at = BEGAN + timedelta(hours=rng.randrange(24 * 56))
+        # Twice a day, so that moments meet and windows end at one.
+        at = BEGAN + timedelta(hours=12 * rng.randrange(2 * 56))
         event: dict[str, Any] = {
             "event_id": str(UUID(int=rng.getrandbits(128), version=4)),
             "type": rng.choice(KINDS),
@@ -153,8 +153,8 @@ def made_up(rng: random.Random, count: int, users: int) -> list[dict[str, Any]]:
 def test_the_views_are_what_plain_python_makes_of_the_events(star: Star) -> None:
     rng = random.Random(5)
     events: list[dict[str, Any]] = []
-    for users in (2, 40, 200):
-        more = made_up(rng, 700, users)
+    for users, count in ((2, 100), (40, 500), (300, 4_000)):
+        more = made_up(rng, count, users)
         events += more
         with star.project.connect("warehouse") as connection:
             provision(star.project.context, star.events, connection)
