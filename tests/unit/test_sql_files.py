@@ -41,6 +41,7 @@ PLACES = {
     "before",
     "raw",
     "log",
+    "copied",
 }
 NAMED = [(file, name) for file in FILES for name in statements(file)]
 

@@ -46,8 +46,8 @@ def has_events(context: Context) -> bool:
     return context.settings.events.connection is not None
 
 
-def find_events(context: Context) -> Events:
-    """The events of the project; UsageError when it has none."""
+def find_raw(context: Context) -> tuple[str, Relation]:
+    """The connection and the table in which events are kept; the model is not looked at."""
     settings = context.settings.events
     if settings.connection is None:
         raise UsageError(
@@ -60,9 +60,18 @@ def find_events(context: Context) -> Events:
             f"events.connection is {settings.connection}, which is a lake",
             "events are kept in Postgres; their facts can go to a lake by a sync",
         )
+    return settings.connection, Relation.parse(settings.raw_table)
+
+
+def find_events(context: Context) -> Events:
+    """The events of the project; UsageError when it has none."""
+    from tidegate.settings.event_model import read_event_model
+
+    connection, raw = find_raw(context)
+    settings = context.settings.events
     return Events(
-        connection=settings.connection,
-        raw=Relation.parse(settings.raw_table),
+        connection=connection,
+        raw=raw,
         model=read_event_model(context.settings.root / Path(settings.model).expanduser()),
         limits=EventLimits(
             max_bytes=settings.max_event,
