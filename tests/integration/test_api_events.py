@@ -348,7 +348,7 @@ def test_a_bulk_of_events_is_copied_in_and_given_again_adds_nothing(place: Place
 
 def test_names_of_tables_are_never_part_of_a_statement(make_place: MakePlace) -> None:
     name = '"odd % schema"."raw ""events"" %s"'
-    place = event_place(make_place, raw_table=name)
+    place = event_place(make_place, more={"raw_table": name})
     with place.open() as project, serving(project) as client:
         assert client.post("/events", json={}, headers={"Idempotency-Key": "k"}).status_code == 202
         assert client.post("/events", json={}, headers={"Idempotency-Key": "k"}).json()["known"]

@@ -27,10 +27,12 @@ LINES = "application/x-ndjson"
 _KEYS = UUID("6f1c8d5e-3f0b-5f57-9a53-0f5c1f1b6a10")
 _EVENT = {
     "event_id": "5b1f7c3e-90ad-4c58-8f0e-2a3b4c5d6e7f",
-    "event_type": "purchase",
+    "type": "purchase",
     "occurred_at": "2026-11-02T03:09:58Z",
+    "account": {"id": "a-4"},
     "user": {"id": "u-17"},
     "amount": 19.90,
+    "currency": "EUR",
 }
 _EXAMPLE = {"accepted": 1, "known": 0, "ids": [_EVENT["event_id"]], "differing": []}
 _BODY = {
@@ -44,9 +46,7 @@ _BODY = {
         },
         LINES: {
             "schema": {"type": "string"},
-            "examples": {
-                "lines": {"value": '{"event_type": "view"}\n{"event_type": "purchase"}\n'}
-            },
+            "examples": {"lines": {"value": '{"type": "signup"}\n{"type": "purchase"}\n'}},
         },
     },
 }
