@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from typing import Any
 from uuid import uuid4
 
@@ -233,24 +233,20 @@ def test_months_that_are_kept_no_more_are_detached_with_their_rows(
     assert (again.made, again.detached) == ([], [])
 
 
-def test_a_month_that_a_waiting_event_needs_stays_or_comes_back_with_its_rows(
+def test_no_event_brings_a_month_back_that_is_kept_no_more_but_who_asks_for_it_gets_its_rows(
     context: Context, session: Connection, base: Database
 ) -> None:
     events = small_events(months_ahead=0, keep_months=3)
     ensure_tables(session, events)
-    old(base, month(-5))
-    provision(context, events, session)
-    # It was received when that month was still kept.
-    then = datetime.combine(month(-4), datetime.min.time(), UTC)
-    put(base, event((then - timedelta(days=3)).isoformat()), received=then)
-    put(base, event(datetime.combine(month(-9), datetime.min.time(), UTC).isoformat()))
-    assert provision(context, events, session).made == [month(-5)]
+    old(base, month(-3))
+    assert provision(context, events, session).detached == [part(month(-3))]
+    for ahead in (-3, -2):
+        put(base, event(datetime.combine(month(ahead), datetime.min.time(), UTC).isoformat()))
+    assert provision(context, events, session).made == [month(-2)]
+    asked = provision(context, events, session, months=[month(-3)])
+    assert (asked.made, asked.detached) == ([month(-3)], [])
     assert base.value("SELECT count(*) FROM warehouse.fact_events") == 1
-    assert provision(context, events, session).detached == []
-    base.execute("DELETE FROM raw_events")
-    assert provision(context, events, session).detached == [part(month(-5))]
-    asked = provision(context, events, session, months=[month(-5)])
-    assert (asked.made, asked.detached) == ([month(-5)], [])
+    assert events.first_kept(NOW) == month(-2)
 
 
 def test_an_open_reader_is_not_disturbed_by_a_month_that_goes(

@@ -40,6 +40,7 @@ PLACES = {
     "side",
     "before",
     "raw",
+    "log",
     "copied",
 }
 NAMED = [(file, name) for file in FILES for name in statements(file)]

@@ -10,8 +10,18 @@ _SKIPPED = re.compile(
 )
 _WORD = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\s*\()?")
 _CALLED = frozenset(
-    """now clock_timestamp statement_timestamp transaction_timestamp timeofday
-    random random_normal gen_random_uuid uuidv4 uuidv7""".split()
+    [
+        "now",
+        "clock_timestamp",
+        "statement_timestamp",
+        "transaction_timestamp",
+        "timeofday",
+        "random",
+        "random_normal",
+        "gen_random_uuid",
+        "uuidv4",
+        "uuidv7",
+    ]
 )
 _SPOKEN = frozenset(
     ["current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"]

@@ -40,7 +40,7 @@ def provision(
     """Make what is missing, each month committed by itself; any number of processes may.
 
     `months` are those that a batch was found to need; without any, partitions that are kept no
-    more are detached as well. With nothing to do this takes three round trips.
+    more are detached as well. With nothing to do this takes two round trips.
     """
     tables = ensure_tables(connection, events)
     try:
@@ -55,9 +55,6 @@ def provision(
             if one.part is not None
         ]
         made = [one.month for one in plan if one.part is None if _make(connection, events, one)]
-        if not months:
-            schema = sql.Identifier(events.ledger_schema)
-            connection.execute(statement("events/months", "prune_batches", schema=schema))
     except psycopg.Error as error:
         raise translate(error, "making partitions of the facts") from error
     reach("event.provisioned")

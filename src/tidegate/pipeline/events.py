@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 from tidegate.errors import UsageError
@@ -10,6 +11,7 @@ from tidegate.model.event import EventLimits
 from tidegate.model.event_model import EventModel
 from tidegate.model.relation import Relation
 from tidegate.pipeline.context import Context
+from tidegate.settings.event_model import read_event_model
 from tidegate.settings.events import EventSettings
 
 
@@ -29,6 +31,14 @@ class Events:
         """Where the refreshes of views are noted; None in a model without views."""
         views = self.model.views
         return Relation(views[0].name.schema, "mv_refresh_log") if views else None
+
+    def first_kept(self, now: datetime) -> date | None:
+        """The first month that is kept, the one of `now` being the last; None when all are."""
+        if not self.settings.keep_months:
+            return None
+        at = now.astimezone(UTC)
+        number = at.year * 12 + at.month - self.settings.keep_months
+        return date(number // 12, number % 12 + 1, 1)
 
 
 def has_events(context: Context) -> bool:

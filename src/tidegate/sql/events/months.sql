@@ -11,11 +11,11 @@ WITH clock AS (
 ), moments AS MATERIALIZED (
     SELECT {schema}.event_moment(body, %(path)s) AS moment, received_at FROM pending
 ), waiting AS (
-    SELECT DISTINCT date_trunc('month', moment AT TIME ZONE 'UTC') AS month
-    FROM moments
+    SELECT DISTINCT date_trunc('month', moments.moment AT TIME ZONE 'UTC') AS month
+    FROM moments, clock
     WHERE received_at - moment <= %(max_age)s AND moment - received_at <= %(max_ahead)s
       AND (%(keep)s = 0 OR date_trunc('month', moment AT TIME ZONE 'UTC')
-           > date_trunc('month', received_at AT TIME ZONE 'UTC') - make_interval(months => %(keep)s))
+           > clock.month - make_interval(months => %(keep)s))
 ), wanted AS (
     SELECT month FROM waiting
     UNION SELECT unnest(%(months)s::date[])::timestamp
@@ -40,7 +40,3 @@ ORDER BY 3 DESC, 2 NULLS FIRST, 1
 -- name: create_month
 -- Make one month; who waits for it holds up nobody.
 SELECT set_config('lock_timeout', '30s', true), {schema}.create_monthly_partition(%(month)s, %(facts)s)
-
--- name: prune_batches
--- Forget batches that were committed long ago.
-DELETE FROM {schema}.event_batches WHERE committed_at < now() - interval '7 days'
