@@ -17,7 +17,13 @@ MAX_SCALE = 16_383
 _LONG = 100_000
 _BRACKET_OR_STRING = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
-_KINDS = {dict: "an object", list: "an array", str: "a string", bool: "true or false"}
+_KINDS = {
+    dict: "an object",
+    list: "an array",
+    str: "a string",
+    bool: "true or false",
+    type(None): "null",
+}
 
 
 class Unreadable(Exception):

@@ -216,7 +216,7 @@ def _quote(value: Any) -> str:
     try:
         return _ENCODER.encode(value)
     except TypeError:
-        raise Unreadable("holds a number that is out of range") from None
+        raise Unreadable("out of range of a jsonb") from None
 
 
 def _number(value: Any, wanted: str) -> Decimal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -107,12 +108,12 @@ class EventReading:
 
 def _beside_parameters(relation: Relation) -> sql.SQL:
     # Next to parameters a percent sign is written twice, and a name may hold one.
-    return sql.SQL(qualified(relation).as_string(None).replace("%", "%%"))  # type: ignore[arg-type]
+    return sql.SQL(qualified(relation).as_string(None).replace("%", "%%"))
 
 
 def _plain(reason: str | None) -> str | None:
     """A reason that any text column takes, even one that quotes the event."""
-    if reason is None or reason.isascii() and reason.isprintable() and len(reason) < _REASON:
+    if reason is None or (reason.isascii() and reason.isprintable() and len(reason) < _REASON):
         return reason
     return reason[:_REASON].replace("\0", "\\0").encode(errors="backslashreplace").decode()
 
@@ -137,7 +138,7 @@ def split(ids: Sequence[UUID], count: int) -> list[Share]:
     bounds = [len(ids) * number // count for number in range(count + 1)]
     return [
         Share(first, b"".join(one.bytes for one in ids[first:end]))
-        for first, end in zip(bounds, bounds[1:], strict=False)
+        for first, end in pairwise(bounds)
         if end > first
     ]
 
