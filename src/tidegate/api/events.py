@@ -13,9 +13,11 @@ from pydantic import AfterValidator, BaseModel, Field
 from tidegate.api import problem_kinds as kinds
 from tidegate.api.answers import answer
 from tidegate.api.documentation import route, shown
+from tidegate.api.event_documents import STATUS_EXAMPLE, ApiEventStatus
 from tidegate.api.problems import Problem, invalid
 from tidegate.api.service import Asker, Served, Service
 from tidegate.api.texts import PLAIN, no_nul
+from tidegate.insight.events import read_status, status_document
 from tidegate.model.access import Scope
 from tidegate.model.event_body import body_text, cut_array, cut_lines, find_id
 from tidegate.pipeline.event_intake import Taken, take_in
@@ -107,6 +109,18 @@ async def post_events(
     # Each event is kept with its time: a line in the audit for every request would say no more.
     request.state.only_added = True
     return answer(document, status=202)
+
+
+@router.get(
+    "/status",
+    summary="How events stand: backlog, lag, throughput, failures, views",
+    description="Up to a second old.",
+    response_model=ApiEventStatus,
+    **route(Scope.READ, kinds.REFUSED, responses={200: shown("How they stand.", STATUS_EXAMPLE)}),
+)
+def get_status(request: Request, service: Served) -> Response:
+    since = service.kept.changes
+    return service.keep(request, answer(status_document(read_status(service.context))), since)
 
 
 def _cut(body: bytes, *, lines: bool) -> list[bytes]:
