@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from integration import event_page
 from integration.conftest import MakePlace, Place
 from integration.lakes import make_lake_project
 from integration.raw_events import run_phases, write_model
@@ -15,12 +16,7 @@ from tidegate.pipeline.verify import verify_sync
 from tidegate.project import Project
 from tidegate.spark.session import SparkSessions
 
-EXPORT = {
-    "name": "events",
-    "source": "warehouse:warehouse.fact_events",
-    "target": "lake:analytics.fact_events",
-    "cursor": "loaded_in",
-}
+EXPORT = event_page.export()
 TODAY = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 
 
@@ -43,14 +39,14 @@ def test_facts_are_exported_exactly_and_late_ones_come_with_the_next_run(
     assert not planned.refusals, planned.refusals
     assert planned.plans[0].guarantee == "exact"
     assert planned.plans[0].rows == first
-    assert project.run("events").outcome.changed == first
+    assert project.run("fact_events").outcome.changed == first
     check(project, place)
     # Events of months ago, into partitions that are made for them, below everything loaded.
     late = fill(project, 2, count=300, until=TODAY - timedelta(days=200))
     again = fill(project, 3, count=300)
-    assert project.run("events").outcome.changed == late + again
+    assert project.run("fact_events").outcome.changed == late + again
     check(project, place)
-    assert project.run("events").found_nothing
+    assert project.run("fact_events").found_nothing
 
 
 def test_a_batch_that_commits_late_is_not_passed_over(
@@ -61,7 +57,7 @@ def test_a_batch_that_commits_late_is_not_passed_over(
     )
     write_model(place)
     fill(project, 1, count=100)
-    project.run("events")
+    project.run("fact_events")
     copy = (
         "INSERT INTO warehouse.fact_events (event_hash, occurred_at, account_id, event_type)"
         " SELECT sha256(event_hash), occurred_at, account_id, event_type"
@@ -71,13 +67,13 @@ def test_a_batch_that_commits_late_is_not_passed_over(
         slow.execute("BEGIN")
         slow.execute(copy)
         newer = fill(project, 2, count=100)
-        assert project.run("events").found_nothing
+        assert project.run("fact_events").found_nothing
         slow.execute("COMMIT")
-    assert project.run("events").outcome.changed == newer + 1
+    assert project.run("fact_events").outcome.changed == newer + 1
     check(project, place)
 
 
 def check(project: Project, place: Place) -> None:
-    found = verify_sync(project.context, project.sync("events"))
+    found = verify_sync(project.context, project.sync("fact_events"))
     assert (found.verdict, found.difference) == ("equal", None)
     assert found.target_rows == place.target.value("SELECT count(*) FROM warehouse.fact_events")
