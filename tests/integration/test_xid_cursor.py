@@ -9,7 +9,7 @@ import pytest
 from integration.conftest import MakePlace, MakeProject, Place
 from integration.lakes import make_lake_project
 from integration.test_snapshot_sync import plan, same, verify
-from tidegate.errors import DeclarationError
+from tidegate.errors import DeclarationError, UsageError
 from tidegate.spark.session import SparkSessions
 
 ORDERS = {"source": "shop:public.orders", "target": "warehouse:raw.orders", "cursor": "xid"}
@@ -78,6 +78,8 @@ def test_ids_of_different_length_are_ordered_as_numbers(
     place.source.execute("INSERT INTO orders VALUES (11, 'new')")
     assert project.run("orders").outcome.changed == 1
     assert project.why("orders", id=11).reason == "equal"
+    with pytest.raises(UsageError, match="counts transactions"):
+        project.backfill("orders", low="1", high="9")
     at.rewind("9", reason="again")
     assert [load.rows for load in project.run("orders").loads] == [1, 10]
     assert same(place)

@@ -39,8 +39,8 @@ class LateRows:
     @property
     def _distance(self) -> sql.Composed:
         typed = sql.SQL(self.type.value)
-        if self.type.is_integer:
-            return sql.SQL("{}::numeric - c::numeric").format(sql.Literal(self.watermark))
+        if self.type.is_number:
+            return sql.SQL("{}::numeric - c::text::numeric").format(sql.Literal(self.watermark))
         if self.type is CursorType.DATE:
             return sql.SQL("({}::date - c::date) * 86400").format(sql.Literal(self.watermark))
         return sql.SQL("extract(epoch FROM {}::{t} - c::{t})").format(

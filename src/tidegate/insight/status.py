@@ -291,7 +291,7 @@ def _lateness(watermark: Watermark | None) -> Lateness | None:
     if watermark is None:
         return None
     kind = None if watermark.cursor_type is None else CursorType.of(watermark.cursor_type)
-    in_seconds = kind is not None and not kind.is_integer
+    in_seconds = kind is not None and not kind.is_number
     return Lateness.recorded(watermark.declaration, in_seconds=in_seconds)
 
 

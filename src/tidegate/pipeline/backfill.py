@@ -17,6 +17,7 @@ from tidegate.errors import UsageError, WatermarkMoved
 from tidegate.failpoints import reach
 from tidegate.model.backfill import BackfillRange, BackfillReport
 from tidegate.model.batch import Batch
+from tidegate.model.cursor import CursorType
 from tidegate.model.load import LoadPlan, LoadResult
 from tidegate.model.rules import Mode
 from tidegate.model.sync import Sync
@@ -50,6 +51,13 @@ def refuse_backfill(sync: Sync, source: PostgresSource) -> None:
         raise UsageError(
             f"sync {sync.name} has no cursor, so there is no range to backfill",
             f"to load all of it again: tidegate run {sync.name} --full-refresh",
+        )
+    if source.cursor.type is CursorType.XID8:
+        raise UsageError(
+            f"sync {sync.name}: its cursor {source.cursor.name} counts transactions, of which no "
+            "range is known by name",
+            f"tidegate watermark rewind {sync.name} VALUE loads all from there on again; what "
+            f"differs comes right with: tidegate verify {sync.name} --repair",
         )
     if sync.mode is Mode.APPEND and (sync.lake_target or not source.key):
         why = "append into a lake keeps every version" if sync.lake_target else "rows have no key"
