@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -63,19 +64,20 @@ class EventReading:
         model = self.model
         reader = EventReader(model, self.limits)
         places = {id_: place for place, id_ in enumerate(share.ids(), share.first)}
-        made = [place for place, one in enumerate(model.dimensions) if one.id_column is not None]
+        made = [number for number, one in enumerate(model.dimensions) if one.id_column is not None]
         nothing = (None,) * (len(model.fields) + len(made))
         moment_at = [one.name for one in model.fields].index(model.partition_column)
         for id_, body, received_at in self._stream(connection, list(places)):
             event = self._read(reader, id_, body, received_at)
             if event.error is None and self.kept_from is not None:
                 event = self._refuse_old(event, event.values[moment_at])
+            place = places[id_]
             if event.error is None:
-                rest = (*event.values, *[event.ids[place] for place in made])
+                ids = [event.ids[number] for number in made]
+                row = (id_, place, None, event.event_hash, *event.values, *ids, event.payload)
             else:
-                rest = nothing
-            head = (id_, places[id_], _plain(event.error), event.payload, event.event_hash)
-            yield len(body or ""), (*head, *rest)
+                row = (id_, place, _plain(event.error), None, *nothing, event.payload)
+            yield len(body or ""), row
 
     def _stream(self, connection: Connection, ids: list[UUID]) -> Iterator[Row]:
         """(id, body, received_at); what is larger than an event may be stays where it is."""
@@ -107,12 +109,12 @@ class EventReading:
 
 def _beside_parameters(relation: Relation) -> sql.SQL:
     # Next to parameters a percent sign is written twice, and a name may hold one.
-    return sql.SQL(qualified(relation).as_string(None).replace("%", "%%"))  # type: ignore[arg-type]
+    return sql.SQL(qualified(relation).as_string(None).replace("%", "%%"))
 
 
 def _plain(reason: str | None) -> str | None:
     """A reason that any text column takes, even one that quotes the event."""
-    if reason is None or reason.isascii() and reason.isprintable() and len(reason) < _REASON:
+    if reason is None or (reason.isascii() and reason.isprintable() and len(reason) < _REASON):
         return reason
     return reason[:_REASON].replace("\0", "\\0").encode(errors="backslashreplace").decode()
 
@@ -137,7 +139,7 @@ def split(ids: Sequence[UUID], count: int) -> list[Share]:
     bounds = [len(ids) * number // count for number in range(count + 1)]
     return [
         Share(first, b"".join(one.bytes for one in ids[first:end]))
-        for first, end in zip(bounds, bounds[1:], strict=False)
+        for first, end in pairwise(bounds)
         if end > first
     ]
 
