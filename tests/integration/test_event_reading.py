@@ -126,8 +126,8 @@ def test_a_payload_is_what_jsonb_takes_and_values_are_what_their_columns_take(
         assert sum(one.payload is None for _, one in good) > 50
 
         connection.execute(
-            "CREATE TABLE facts (place bigint, at timestamptz, t text, n numeric, p numeric(12,3), i bigint,"
-            " f double precision, u uuid, d date, m timestamptz, b boolean, j jsonb)"
+            "CREATE TABLE facts (place bigint, at timestamptz, t text, n numeric, p numeric(12,3),"
+            " i bigint, f double precision, u uuid, d date, m timestamptz, b boolean, j jsonb)"
         )
         with connection.cursor().copy("COPY facts FROM STDIN") as copy:
             for place, (_, one) in enumerate(good):
