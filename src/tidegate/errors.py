@@ -13,6 +13,7 @@ TidegateError
 ├── DestinationError          the destination cannot take the rows
 │   ├── TargetGone            the target was dropped or emptied under its watermark
 │   ├── DriftRefused          the source's columns changed, and the target does not follow
+│   ├── ViewsFailed           some views could not be refreshed; the others are
 │   ├── ChecksFailed          more rows fail their checks than the declaration allows
 │   └── StagingLost           staged rows vanished before publishing; stage again
 ├── SourceError               the source cannot be read as declared
@@ -133,6 +134,12 @@ class DriftRefused(DestinationError):
 
 class ChecksFailed(DestinationError):
     """More rows fail their checks than the declaration allows."""
+
+    permanent = True
+
+
+class ViewsFailed(DestinationError):
+    """Some materialized views could not be refreshed; the message says which, and why."""
 
     permanent = True
 

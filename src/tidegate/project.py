@@ -29,9 +29,10 @@ from tidegate.insight.why import explain_row, find_sync
 from tidegate.kinds import handlers_of
 from tidegate.model.adoption import Adoption, StartingPoint
 from tidegate.model.backfill import BackfillReport
+from tidegate.model.event_phase import PHASES, Phase
 from tidegate.model.explanation import Explanation
 from tidegate.model.group import Group
-from tidegate.model.job import SYNC, TASK, VACUUM, Submitted
+from tidegate.model.job import EVENT, SYNC, TASK, VACUUM, Submitted
 from tidegate.model.load import LoadResult
 from tidegate.model.publish import Publish, PublishReport
 from tidegate.model.relation import Endpoint
@@ -42,6 +43,7 @@ from tidegate.model.task import Step, Task, TaskRun
 from tidegate.model.verification import Verification
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declarations import Declarations, read_declarations
+from tidegate.pipeline.events import Events, find_events, has_events
 from tidegate.pipeline.expanding import Expanded, expand
 from tidegate.pipeline.scheduled import scheduled_syncs, scheduled_tasks
 from tidegate.pipeline.task_graph import TaskGraph, build_graph, find_task
@@ -50,6 +52,9 @@ from tidegate.pipeline.verify import verify_sync
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.backfilling import backfill_sync
 from tidegate.runtime.claiming import open_heartbeat
+from tidegate.runtime.event_jobs import COMMAND as EVENT_COMMAND
+from tidegate.runtime.event_jobs import prepare_events, scheduled_events
+from tidegate.runtime.event_runner import EventOptions, EventReport, EventRunner
 from tidegate.runtime.heartbeat import Heartbeat
 from tidegate.runtime.hold import hold_table
 from tidegate.runtime.many import ManyReport, SyncEnd, run_many
@@ -471,6 +476,33 @@ class Project:
             result.update(removed_versions=found.rows, removed_bytes=found.bytes)
             return found
 
+    @property
+    def events(self) -> Events:
+        """What the project declares about its events; UsageError when it has none."""
+        return find_events(self.context)
+
+    def run_events(
+        self,
+        *phases: str,
+        budget: str | float | None = None,
+        take_over: bool = False,
+        heartbeat: Heartbeat | None = None,
+        ended: Callable[[Phase, EventReport], None] = lambda _, __: None,
+    ) -> EventReport:
+        """Run phases of the events here and now, or all three; views that fail are in the report.
+
+        >>> project.run_events().processed.facts                     # doctest: +SKIP
+        """
+        wanted = [Phase(one) for one in phases] or list(PHASES)
+        try:
+            seconds = None if budget is None else parse_duration(budget)
+        except ValueError as error:
+            raise UsageError(f"budget = {budget!r}", f"expected {error}") from None
+        options = EventOptions(budget_seconds=seconds, take_over=take_over)
+        owned = nullcontext(heartbeat) if heartbeat else open_heartbeat(self.context, EVENT_COMMAND)
+        with owned as beating:
+            return EventRunner(self.context, beating, ended=ended).run(wanted, options)
+
     def worker(
         self,
         *,
@@ -496,7 +528,10 @@ class Project:
 
         def targets() -> list[Endpoint]:
             found = [one.target for one in self._all().values() if isinstance(one, Sync)]
-            return found + [one.target for one in self.tasks.values() if one.target is not None]
+            found += [one.target for one in self.tasks.values() if one.target is not None]
+            if has_events(self.context):
+                found.append(Endpoint(self.events.connection, self.events.raw))
+            return found
 
         sweeper = Sweeper(self.context, actor=actor, targets=targets)
         return SweepLoop(sweeper, self.context, self.settings.worker.sweep_seconds)
@@ -504,7 +539,8 @@ class Project:
     @property
     def scheduled(self) -> list[Scheduled]:
         """What is queued by itself, and when."""
-        return scheduled_syncs(self.declared) + scheduled_tasks(self.tasks.values())
+        declared = scheduled_syncs(self.declared) + scheduled_tasks(self.tasks.values())
+        return declared + scheduled_events(self.context)
 
     def schedule_loop(self, actor: str) -> ScheduleLoop:
         """What queues the syncs and tasks that have a schedule, for as long as it runs."""
@@ -513,6 +549,7 @@ class Project:
             TASK: prepare_tasks(
                 self.context, lambda: self.tasks, self.task_graph, lambda name: self.expand([name])
             ),
+            EVENT: prepare_events(self.context),
         }
         scheduler = Scheduler(self.context, self.scheduled, prepare, actor=actor)
         return ScheduleLoop(scheduler, self.context, self.settings.scheduler.poll_seconds)

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
-from tidegate.errors import DestinationError, TidegateError
+from tidegate.errors import TidegateError, ViewsFailed
 from tidegate.failpoints import reach
 from tidegate.pipeline import event_view
 from tidegate.pipeline.context import Context
@@ -160,11 +160,11 @@ def _log(events: Events, name: str) -> sql.Composed:
 
 
 def refuse_failed(ends: list[RefreshEnd]) -> None:
-    """DestinationError when a view could not be filled, after the others were."""
+    """ViewsFailed when a view could not be filled, after the others were."""
     failed = [one for one in ends if one.outcome == FAILED]
     if failed:
         told = "; ".join(f"{one.view}: {one.error}" for one in failed)
-        raise DestinationError(
+        raise ViewsFailed(
             f"{len(failed)} of {len(ends)} views could not be refreshed: {told}",
             "correct their queries or what is said above; the other views are up to date",
         )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, model_validator
 
+from tidegate.model.schedule import Schedule
 from tidegate.settings import checks as values
 from tidegate.settings.durations import parse_duration
+from tidegate.settings.explain import Conflict
 from tidegate.settings.section import Section
 from tidegate.settings.sizes import size_from
 
@@ -37,6 +39,15 @@ class EventSettings(Section):
     """partitions that are made before anything needs them"""
     keep_months: Annotated[int, BeforeValidator(values.whole(0, 1200))] = 0
     """older partitions of the facts are detached; 0 keeps all"""
+
+    @model_validator(mode="after")
+    def _due_some_day(self) -> EventSettings:
+        if self.schedule is not None:
+            try:
+                Schedule(self.schedule)
+            except ValueError as error:
+                raise Conflict("schedule", f'is "{self.schedule}"; expected {error}') from None
+        return self
 
     @property
     def time_budget_seconds(self) -> float:

@@ -23,7 +23,7 @@ WITH clock AS (
     FROM clock
 ), parts AS (
     SELECT c.relname::text AS part, i.inhdetachpending AS leaving,
-           to_date(substring(c.relname FROM '_([0-9]{{4}}_[0-9]{{2}})$'), 'YYYY_MM') AS month
+           to_date(substring(c.relname FROM '_([0-9][0-9][0-9][0-9]_[0-9][0-9])$'), 'YYYY_MM') AS month
     FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
     WHERE i.inhparent = %(facts)s::regclass
 )
