@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from benchmarks import (
+    changes,
     events,
     graphs,
     history,
@@ -46,6 +47,7 @@ def main() -> int:
             "history",
             "graph",
             "verify",
+            "changes",
             "events",
         ),
         help="only this one",
@@ -77,6 +79,9 @@ def main() -> int:
     if options.subject in (None, "verify"):
         print(f"verify of {options.rows:,} rows x 13 columns, Postgres and Postgres")
         verify.run(report, rows=options.rows, repeats=options.repeats)
+    if options.subject in (None, "changes"):
+        print(f"late data: changes of {options.rows:,} rows x 13 columns, Postgres to Postgres")
+        changes.run(report, rows=options.rows, repeats=options.repeats)
     if options.subject in (None, "events"):
         print(f"{options.raw_events:,} raw events into facts and five dimensions, Spark warm")
         events.run(report, events=options.raw_events, repeats=options.repeats)

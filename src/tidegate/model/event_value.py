@@ -97,6 +97,8 @@ def read_boolean(value: Any) -> bool:
 def read_bigint(value: Any) -> int:
     if type(value) is not int:
         number = _number(value, "bigint")
+        if not number:
+            return 0
         # A number as large as 1e100000 must not become an int of so many digits.
         if number.adjusted() > 18:
             raise Unreadable("out of range of a bigint")
