@@ -9,6 +9,9 @@ import pytest
 
 from integration.conftest import MakePlace
 from integration.event_queues import NOVEMBER, Queue, visit
+from tidegate.destinations.event_statements import EventStatements
+from tidegate.spark.copying import StagingPlace
+from tidegate.spark.event_reading import EventReading, split, stage_here
 
 
 @pytest.fixture
@@ -122,3 +125,28 @@ def test_any_order_of_batches_gives_the_same_tables(make_place: MakePlace) -> No
         queue.process()
         contents.append(queue.contents())
     assert contents[0] == contents[1] == contents[2]
+
+
+def test_what_a_column_does_not_take_fails_alone(queue: Queue) -> None:
+    """The model and its columns agree; should they ever not, one event pays for it."""
+    ids = queue.put(visit(number) for number in range(100))
+    context, events = queue.project.context, queue.events
+    columns = dict(EventStatements(events.model).staged_columns) | {"v2": "numeric(2,1)"}
+    place = StagingPlace(
+        conninfo=context.databases.portable_conninfo(events.connection),
+        schema=events.ledger_schema,
+        control_id=context.control_id(),
+        attempt_id="f" * 16,
+        columns=tuple(columns.items()),
+    )
+    reading = EventReading(place.conninfo, events.raw, events.model, events.limits, None)
+    (write,) = stage_here(reading, place, split(ids, 1))
+    assert write.rows == 100
+    table = place.table(write.write_id).as_string(None)
+    assert queue.database.execute(
+        f"SELECT error, count(*), min(place), max(place), count(event_hash) FROM {table}"
+        " GROUP BY 1 ORDER BY 2"
+    ) == [
+        (None, 10, 0, 9, 10),
+        ("Postgres does not take it: numeric field overflow", 90, 10, 99, 0),
+    ]
