@@ -132,6 +132,18 @@ class EventScene:
                 found[f"{schema}.{name}"] = [row[0] for row in rows]
         return found
 
+    def lost_attempts(self, name: str) -> int:
+        """How many attempts at jobs of this name ended with their process."""
+        with psycopg.connect(self.control) as connection:
+            row = connection.execute(
+                "SELECT count(*) FROM tidegate_control.job_attempts a"
+                " JOIN tidegate_control.jobs j USING (job_id)"
+                " WHERE j.name = %s AND a.outcome = 'lost'",
+                (name,),
+            ).fetchone()
+        assert row is not None
+        return int(row[0])
+
     def assert_exact(self) -> None:
         """All that was made up has become what its makers say, once."""
         facts = sum(one.facts for one in self.totals)

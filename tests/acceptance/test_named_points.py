@@ -39,6 +39,7 @@ ELSEWHERE = (
     "changes.landed",
     "slot.noted",
     "slot.advanced",
+    *(point for point in POINTS if point.startswith("event.")),
 )
 # These are passed only when the target has to change.
 IN_EVOLUTION = ("evolve.changed", "evolve.done")

@@ -319,3 +319,77 @@ def test_events_in_a_lake_are_refused(make_place: MakePlace) -> None:
     path.write_text(text.replace('connection = "warehouse"', 'connection = "lake"'))
     with place.open() as project, pytest.raises(UsageError, match="which is a lake"):
         project.run_events()
+
+
+def test_plan_says_what_events_become_and_what_a_run_would_make(
+    place: Place, project: Project
+) -> None:
+    before = run(place, "plan", "--json").document["events"]
+    assert {"public.raw_events", "warehouse.fact_events"} <= set(before["missing"])
+    assert place.target.value("SELECT to_regclass('public.raw_events') IS NULL")
+    project.run_events()
+    generate(project, 100, malformed=0.0)
+    (place.folder / "views" / "mv_revenue_summary.sql").write_text("SELECT no_such FROM nothing")
+    done = run(place, "plan")
+    assert done.code == DONE, done.err
+    assert "100 events waiting" in done.out
+    assert "warning    view analytics.mv_revenue_summary: relation" in done.out
+    found = run(place, "plan", "--json").document["events"]
+    assert found["missing"] == []
+    assert len(found["months"]) >= 2
+    assert "occurred_at" in found["hashed"]
+
+
+def test_plan_and_doctor_refuse_a_model_whose_hash_lacks_the_partition_column(
+    place: Place,
+) -> None:
+    model = place.folder / "events.toml"
+    text = model.read_text()
+    model.write_text(text.replace('hashed = ["occurred_at", ', "hashed = ["))
+    done = run(place, "plan")
+    assert done.code == USAGE
+    assert "occurred_at" in done.err
+    examined = run(place, "doctor", "--json").document
+    (check,) = [one for one in examined["checks"] if one["name"] == "events"]
+    assert check["level"] == "fail"
+    assert "occurred_at" in check["found"]
+
+
+def test_doctor_tells_of_views_that_fail_and_events_that_wait_too_long(
+    place: Place, project: Project
+) -> None:
+    def events() -> list[tuple[str, str]]:
+        checks = run(place, "doctor", "--json").document["checks"]
+        return [(one["level"], one["found"]) for one in checks if one["name"] == "events"]
+
+    assert events() == [("ok", "the model is valid; the first tidegate event run makes the tables")]
+    generate(project, 50)
+    project.run_events()
+    assert events()[0][0] == "ok"
+    place.target.execute(
+        "INSERT INTO raw_events (id, body, received_at)"
+        " VALUES (gen_random_uuid(), '{}', now() - interval '5 hours')",
+        "UPDATE analytics.mv_refresh_log SET error = 'no' WHERE mv_name LIKE '%revenue%'",
+    )
+    assert [level for level, _ in events()] == ["warn", "warn"]
+    place.target.execute("ALTER TABLE warehouse.fact_events ALTER properties TYPE json")
+    ((level, found),) = events()
+    assert level == "fail"
+    assert "warehouse.fact_events.properties is json;" in found
+
+
+def test_uninstall_takes_the_ledger_of_events_and_leaves_their_tables(
+    place: Place, project: Project
+) -> None:
+    totals = generate(project, 50)
+    project.run_events()
+    project.close()
+    done = run(place, "db", "uninstall", "--yes")
+    assert done.code == DONE, done.err
+    assert place.target.value("SELECT to_regnamespace('tidegate') IS NULL"), done.out
+    assert place.target.value("SELECT count(*) FROM warehouse.fact_events") == totals.facts
+    # What is left is taken up again.
+    with opened(place) as again:
+        report = again.run_events()
+    assert report.processed is not None
+    assert report.processed.claimed == 0

@@ -15,11 +15,10 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from typer.testing import CliRunner
 
 from conftest import MakeDatabase
+from integration.commands import DONE, tidegate
 from integration.conftest import Database
-from tidegate.cli.main import app
 from tidegate.insight.scaffold import plan_project, write_project
 from tidegate.pipeline.event_intake import copy_in
 from tidegate.pipeline.event_process import process
@@ -82,9 +81,9 @@ def star(tmp_path: Path, make_database: MakeDatabase) -> Iterator[Star]:
 
 
 def command(star: Star, *arguments: str) -> Any:
-    done = CliRunner().invoke(app, [*arguments, "-C", str(star.folder), "--json"])
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
+    done = tidegate(star.folder, *arguments, "--json")
+    assert done.code == DONE, done.said
+    return done.document
 
 
 def test_what_comes_out_is_what_the_generator_counted(star: Star) -> None:

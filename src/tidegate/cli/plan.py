@@ -12,7 +12,7 @@ from tidegate.errors import TidegateError, UsageError
 from tidegate.model.figures import in_bytes
 
 if TYPE_CHECKING:
-    from tidegate.model.plan import ProjectPlan, SyncPlan, TaskPlan
+    from tidegate.model.plan import EventPlan, ProjectPlan, SyncPlan, TaskPlan
 
 _SHOWN_STATEMENTS = 3
 
@@ -36,6 +36,8 @@ def plan(
     """
     from dataclasses import replace
 
+    from tidegate.pipeline.event_plan import plan_events
+    from tidegate.pipeline.events import has_events
     from tidegate.pipeline.expanding import Expanded
     from tidegate.pipeline.plan import plan_project
     from tidegate.pipeline.task_plan import plan_tasks
@@ -43,7 +45,8 @@ def plan(
     if all_ and names:
         raise UsageError("--all and names were both given", "give one of them")
     opened = open_project(project, profile)
-    if not opened.names and not opened.tasks:
+    events = has_events(opened.context)
+    if not opened.names and not opened.tasks and not events:
         raise UsageError(
             "the project declares no sync", "add a [sync.NAME] section to tidegate.toml"
         )
@@ -53,6 +56,8 @@ def plan(
     expanded = opened.expanded(syncs) if syncs else Expanded((), ())
     found = plan_project(opened.context, expanded.syncs, expanded.groups)
     found = replace(found, tasks=plan_tasks(tasks))
+    if events and not names:
+        found = plan_events(opened.context, found)
     if as_json:
         print_json(found)
     else:
@@ -89,6 +94,11 @@ def _print(found: ProjectPlan, named: set[str], *, verbose: bool) -> None:
             print_line("")
         blank = True
         for line in _task_lines(task):
+            print_line(line)
+    if found.events is not None:
+        if blank:
+            print_line("")
+        for line in _event_lines(found.events):
             print_line(line)
 
 
@@ -130,6 +140,22 @@ def _task_lines(plan: TaskPlan) -> list[str]:
         *([("schedule", plan.schedule)] if plan.schedule else []),
     ]
     return [plan.task, *(f"  {label:<10} {text}" for label, text in rows)]
+
+
+def _event_lines(plan: EventPlan) -> list[str]:
+    missing = ", ".join(plan.missing)
+    rows = [
+        ("moves", f"{plan.raw} → {plan.facts}, by month of {plan.partition_column}"),
+        ("same", f"two events are one fact when they agree in {', '.join(plan.hashed)}"),
+        ("dimensions", ", ".join(plan.dimensions) or "none"),
+        ("views", ", ".join(plan.views) or "none"),
+        ("to load", f"{plan.waiting:,} events waiting" if plan.waiting else "nothing waits"),
+        *([("makes", missing)] if missing else []),
+        *([("months", ", ".join(plan.months))] if plan.months else []),
+        *([("schedule", plan.schedule)] if plan.schedule else []),
+        *(("warning", text) for text in plan.warnings),
+    ]
+    return ["events", *(f"  {label:<10} {text}" for label, text in rows)]
 
 
 def _transformed(plan: SyncPlan) -> str:

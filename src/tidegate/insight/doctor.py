@@ -9,6 +9,7 @@ from pathlib import Path
 from tidegate.errors import SettingsError, TidegateError
 from tidegate.insight.doctor_cdc import check_changes
 from tidegate.insight.doctor_engine import check_engine
+from tidegate.insight.doctor_events import check_events
 from tidegate.insight.doctor_lake import check_lakes
 from tidegate.insight.doctor_machine import check_machine
 from tidegate.insight.doctor_postgres import check_databases
@@ -65,6 +66,7 @@ def examine(
     context = Context(settings)
     checks += check_databases(context, syncs)
     checks += check_changes(context, syncs)
+    checks += check_events(context)
     checks += check_lakes(context, syncs)
     checks += check_engine(context)
     return Examination(settings.project.name, tuple(checks))

@@ -152,6 +152,25 @@ class TaskPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class EventPlan:
+    """The events of a project: what they become, and what a run would make first."""
+
+    raw: str
+    facts: str
+    partition_column: str
+    hashed: tuple[str, ...]
+    dimensions: tuple[str, ...]
+    views: tuple[str, ...]
+    missing: tuple[str, ...]
+    """tables, columns and functions that are not there yet"""
+    months: tuple[str, ...]
+    """partitions that waiting events need, or will"""
+    waiting: int
+    schedule: str | None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """A sync that would not run, and what to do about it."""
 
@@ -171,6 +190,7 @@ class ProjectPlan:
     refusals: tuple[Refusal, ...]
     groups: tuple[GroupPlan, ...] = ()
     tasks: tuple[TaskPlan, ...] = ()
+    events: EventPlan | None = None
 
     @property
     def exit_code(self) -> int:

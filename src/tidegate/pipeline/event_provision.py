@@ -61,6 +61,11 @@ def provision(
     return Provisioned(made, detached, tables)
 
 
+def months_to_make(connection: Connection, events: Events) -> list[date]:
+    """The months that a run would make now; the tables must be there."""
+    return [one.month for one in _read(connection, events, ()) if one.part is None]
+
+
 @dataclass(frozen=True, slots=True)
 class _Step:
     """A month to be made, or a partition to be detached."""

@@ -70,6 +70,12 @@ def ensure_tables(connection: Connection, events: Events) -> list[str]:
     raise AssertionError("the last try returns or raises")
 
 
+def missing_tables(connection: Connection, events: Events) -> list[str]:
+    """What ensure_tables would make; DeclarationError for what it would refuse."""
+    wanted = event_tables(events)
+    return [one.name for one in _missing(events, wanted, _read(connection, events, wanted))]
+
+
 def _make(connection: Connection, events: Events, wanted: list[EventTable]) -> list[str]:
     with connection.transaction():
         connection.execute(
