@@ -1,37 +1,56 @@
-"""A project that takes events in."""
+"""A project that takes events in, and makes of them what the template says."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from integration.conftest import MakePlace, Place
-from tidegate.model.relation import Relation
-
-MAKE_RAW = """CREATE TABLE {raw} (
-    id uuid PRIMARY KEY,
-    body text NOT NULL,
-    payload jsonb,
-    received_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    status text NOT NULL DEFAULT 'pending' CHECK (status IN ('pending', 'done', 'failed')),
-    processed_at timestamptz,
-    error text
-)"""
+from tidegate.insight.template_events import other_files
+from tidegate.model.event_batch import Processed
+from tidegate.pipeline.event_process import process
+from tidegate.pipeline.event_provision import provision
+from tidegate.pipeline.event_refresh import RefreshEnd, refresh
+from tidegate.pipeline.event_tables import ensure_tables
+from tidegate.pipeline.events import find_events
+from tidegate.project import Project
 
 
 def event_place(
-    make_place: MakePlace,
-    *,
-    raw_table: str = "public.raw_events",
-    made: bool = True,
-    **sections: Any,
+    make_place: MakePlace, *syncs: Any, made: bool = True, more: Any = None, **sections: Any
 ) -> Place:
-    """Its events come into the warehouse."""
-    events = {"connection": "warehouse", "raw_table": raw_table}
-    place = make_place(events=events, **sections)
-    if not made:
-        return place
-    raw = Relation.parse(raw_table)
-    if raw.schema != "public":
-        place.target.execute(f'CREATE SCHEMA "{raw.schema}"')
-    place.target.execute(MAKE_RAW.format(raw=raw))
+    """Its events come into the warehouse; `made` says whether their tables are there already."""
+    events = {"connection": "warehouse", **(more or {})}
+    place = make_place(*syncs, events=events, **sections)
+    write_model(place)
+    if made:
+        with place.open() as project, project.context.databases.lease("warehouse") as connection:
+            ensure_tables(connection, find_events(project.context))
     return place
+
+
+def write_model(place: Place) -> None:
+    for name, text in other_files().items():
+        path = place.folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def run_phases(project: Project) -> tuple[Processed, list[RefreshEnd]]:
+    """All three phases, one after the other, in this process."""
+    context, events = project.context, find_events(project.context)
+
+    def make(months: Any) -> None:
+        with context.databases.lease(events.connection) as connection:
+            provision(context, events, connection, months=months)
+
+    make(())
+    processed = process(
+        context,
+        events,
+        attempt_id="0" * 16,
+        budget_seconds=300,
+        check_alive=lambda: None,
+        provision=make,
+    )
+    with context.databases.lease(events.connection) as connection:
+        return processed, refresh(context, events, connection, check_alive=lambda: None)

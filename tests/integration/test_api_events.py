@@ -6,18 +6,20 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID, uuid4
 
 import httpx
 import pytest
 
 from integration.conftest import MakePlace, Place
-from integration.raw_events import event_place
+from integration.raw_events import event_place, run_phases
 from integration.served import make_token, problem, serving
-from integration.test_api_process import served
+from integration.test_api_process import served, wait_until_blocked
 from tidegate.model.access import Scope
 from tidegate.model.relation import Relation
 from tidegate.pipeline.event_intake import copy_in, take_in
@@ -222,9 +224,11 @@ def test_events_need_a_token_that_may_submit(
 
 def test_a_project_without_events_says_how_to_have_them(make_place: MakePlace) -> None:
     with make_place().open() as opened, serving(opened) as client:
-        found = problem(client.post("/events", json={}), 422, "refused")
-        assert "events.connection" in found["detail"]
-        assert "--template events" in found["hint"]
+        for answer in (client.post("/events", json={}), client.get("/events/status")):
+            found = problem(answer, 422, "refused")
+            assert "events.connection" in found["detail"]
+            assert "--template events" in found["hint"]
+        assert "tidegate_events_pending" not in client.get("/metrics").text
 
 
 def test_the_first_event_finds_its_table_made(make_place: MakePlace) -> None:
@@ -249,6 +253,40 @@ def test_events_that_came_in_are_counted(client: httpx.Client) -> None:
     figures = client.get("/metrics").text
     assert 'tidegate_events_taken_in_total{outcome="accepted"} 2.0' in figures
     assert 'tidegate_events_taken_in_total{outcome="known"} 1.0' in figures
+
+
+def test_how_events_stand_is_told(place: Place, project: Project, client: httpx.Client) -> None:
+    client.post("/events", json=[{"event_id": str(UUID(int=7))}, {}])
+    found = client.get("/events/status").json()
+    assert (found["pending"], found["failed"], found["is_provisioned"]) == (2, 0, True)
+    assert 0 <= found["lag_seconds"] < 60
+    run_phases(project)
+    project_metrics = client.get("/metrics").text
+    assert "tidegate_events_pending 0.0" in project_metrics
+    assert "tidegate_events_failed 2.0" in project_metrics
+    assert 'tidegate_event_view_behind{view="analytics.mv_revenue_summary"} 0.0' in project_metrics
+    found = poll(client, lambda one: one["pending"] == 0)
+    assert found["failed"] == 2
+    assert sum(one["events"] for one in found["reasons"]) == 2
+    assert found["last_hour"]["failed"] == 2
+    assert {one["view"] for one in found["views"]} >= {"analytics.mv_revenue_summary"}
+
+
+def poll(client: httpx.Client, good: Callable[[Any], bool]) -> Any:
+    """What is told, which may be a second old."""
+    deadline = time.monotonic() + 5
+    while not good(found := client.get("/events/status").json()):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+    return found
+
+
+def test_events_that_cannot_be_looked_at_do_not_take_the_other_figures_along(
+    place: Place, client: httpx.Client
+) -> None:
+    (place.folder / "events.toml").write_text("facts = 17", encoding="utf-8")
+    assert "tidegate_events_unreadable 1.0" in client.get("/metrics").text
+    assert "events.toml" in problem(client.get("/events/status"), 422, "refused")["detail"]
 
 
 def test_drained_or_not_events_come_in(place: Place, client: httpx.Client) -> None:
@@ -318,13 +356,16 @@ def test_a_service_that_is_killed_while_clients_send_loses_and_doubles_nothing(
 def test_requests_with_the_same_events_in_another_order_never_deadlock(
     place: Place, client: httpx.Client
 ) -> None:
-    for _ in range(5):
-        events = [{"event_id": str(uuid4())} for _ in range(400)]
-        with ThreadPoolExecutor(4) as pool:
-            sent = [events, events[::-1], events, events[::-1]]
-            answers = list(pool.map(lambda one: client.post("/events", json=one), sent))
-        assert [one.status_code for one in answers] == [202] * 4
-        assert sum(one.json()["accepted"] for one in answers) == 400
+    events = [{"event_id": str(UUID(int=number))} for number in (2, 1)]
+    insert = "INSERT INTO raw_events (id, body) VALUES (%s, '{}')"
+    with place.target.connect() as other, ThreadPoolExecutor(1) as pool:
+        with other.transaction():
+            other.execute(insert, [UUID(int=1)])
+            sent = pool.submit(client.post, "/events", json=events)
+            wait_until_blocked(place.target.conninfo)
+            # The request holds nothing yet that we could wait for.
+            other.execute(insert, [UUID(int=2)])
+        assert (sent.result().status_code, sent.result().json()["known"]) == (202, 2)
 
 
 def test_a_bulk_of_events_is_copied_in_and_given_again_adds_nothing(place: Place) -> None:
@@ -348,7 +389,7 @@ def test_a_bulk_of_events_is_copied_in_and_given_again_adds_nothing(place: Place
 
 def test_names_of_tables_are_never_part_of_a_statement(make_place: MakePlace) -> None:
     name = '"odd % schema"."raw ""events"" %s"'
-    place = event_place(make_place, raw_table=name)
+    place = event_place(make_place, more={"raw_table": name})
     with place.open() as project, serving(project) as client:
         assert client.post("/events", json={}, headers={"Idempotency-Key": "k"}).status_code == 202
         assert client.post("/events", json={}, headers={"Idempotency-Key": "k"}).json()["known"]

@@ -15,11 +15,10 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from typer.testing import CliRunner
 
 from conftest import MakeDatabase
+from integration.commands import DONE, tidegate
 from integration.conftest import Database
-from tidegate.cli.main import app
 from tidegate.insight.scaffold import plan_project, write_project
 from tidegate.pipeline.event_intake import copy_in
 from tidegate.pipeline.event_process import process
@@ -82,9 +81,9 @@ def star(tmp_path: Path, make_database: MakeDatabase) -> Iterator[Star]:
 
 
 def command(star: Star, *arguments: str) -> Any:
-    done = CliRunner().invoke(app, [*arguments, "-C", str(star.folder), "--json"])
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
+    done = tidegate(star.folder, *arguments, "--json")
+    assert done.code == DONE, done.said
+    return done.document
 
 
 def test_what_comes_out_is_what_the_generator_counted(star: Star) -> None:
@@ -129,8 +128,8 @@ BEGAN = datetime(2026, 9, 7, tzinfo=UTC)
 def made_up(rng: random.Random, count: int, users: int) -> list[dict[str, Any]]:
     events = []
     for _ in range(count):
-        # Whole hours, so that moments meet.
-        at = BEGAN + timedelta(hours=rng.randrange(24 * 56))
+        # Twice a day, so that moments meet and windows end at one.
+        at = BEGAN + timedelta(hours=12 * rng.randrange(2 * 56))
         event: dict[str, Any] = {
             "event_id": str(UUID(int=rng.getrandbits(128), version=4)),
             "type": rng.choice(KINDS),
@@ -153,8 +152,8 @@ def made_up(rng: random.Random, count: int, users: int) -> list[dict[str, Any]]:
 def test_the_views_are_what_plain_python_makes_of_the_events(star: Star) -> None:
     rng = random.Random(5)
     events: list[dict[str, Any]] = []
-    for users in (2, 40, 200):
-        more = made_up(rng, 700, users)
+    for users, count in ((2, 100), (40, 500), (300, 4_000)):
+        more = made_up(rng, count, users)
         events += more
         with star.project.connect("warehouse") as connection:
             provision(star.project.context, star.events, connection)

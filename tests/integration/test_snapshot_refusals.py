@@ -219,7 +219,11 @@ def test_a_standby_is_refused_and_its_promotion_is_noticed(
 ) -> None:
     primary, standby = pair
     cursor = {"name": "by_xid", **ORDERS, "changes": "cursor", "cursor": "xid"}
-    project, place = make_project(ORDERS, {**cursor, "target": "warehouse:raw.by_xid"})
+    project, place = make_project(
+        ORDERS,
+        {**cursor, "target": "warehouse:raw.by_xid"},
+        {**ORDERS, "name": "by_log", "changes": "cdc", "target": "warehouse:raw.by_log"},
+    )
     source = Place(
         type(place.source)(primary.conninfo("postgres")), place.target, place.control, place.folder
     )
@@ -234,7 +238,7 @@ def test_a_standby_is_refused_and_its_promotion_is_noticed(
     standby.start()
     try:
         moved = at(standby, place, project)
-        for name in ("orders", "by_xid"):
+        for name in ("orders", "by_xid", "by_log"):
             with pytest.raises(SourceError, match="is a standby") as refused:
                 moved.run(name)
             assert "connect to the primary" in str(refused.value.hint)

@@ -415,3 +415,18 @@ def test_a_lake_gets_the_rows_of_late_transactions_too(
     assert (found.verdict, found.target_rows, found.not_yet_loaded) == ("equal", 11, 0)
     assert project.run("orders").found_nothing
     assert plan(project).rows == 0
+
+
+def test_a_repair_keeps_what_is_known_of_transactions(make_project: MakeProject) -> None:
+    project, place = make_project(ORDERS, databases=2)
+    seed(place)
+    project.run("orders")
+    place.source.execute("DELETE FROM orders WHERE id = 3")
+    place.target.execute("UPDATE raw.orders SET name = 'wrong' WHERE id = 4")
+    assert project.verify("orders", repair=True).repair is not None
+    assert same(place)
+    # Without it, all rows would be read again.
+    assert project.run("orders").found_nothing
+    place.source.execute("UPDATE orders SET name = 'new' WHERE id = 5")
+    assert project.run("orders").rows == 1
+    assert same(place)

@@ -335,9 +335,7 @@ JSON_VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
-MEMBERS = st.sampled_from(
-    [*GOOD, "share", "day", "is_new", "more", "kind", "list", "short"]
-)
+MEMBERS = st.sampled_from([*GOOD, "share", "day", "is_new", "more", "kind", "list", "short"])
 
 
 @settings(max_examples=400, deadline=None)

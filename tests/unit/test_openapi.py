@@ -53,6 +53,7 @@ def test_every_route_that_was_promised_is_there() -> None:
         "GET /tasks/{task_id}",
         "GET /tasks/{task_id}/events",
         "POST /events",
+        "GET /events/status",
         "GET /drain",
         "PUT /drain",
         "GET /syncs",

@@ -13,9 +13,11 @@ from pydantic import AfterValidator, BaseModel, Field
 from tidegate.api import problem_kinds as kinds
 from tidegate.api.answers import answer
 from tidegate.api.documentation import route, shown
+from tidegate.api.event_documents import STATUS_EXAMPLE, ApiEventStatus
 from tidegate.api.problems import Problem, invalid
 from tidegate.api.service import Asker, Served, Service
 from tidegate.api.texts import PLAIN, no_nul
+from tidegate.insight.events import read_status, status_document
 from tidegate.model.access import Scope
 from tidegate.model.event_body import body_text, cut_array, cut_lines, find_id
 from tidegate.pipeline.event_intake import Taken, take_in
@@ -27,10 +29,12 @@ LINES = "application/x-ndjson"
 _KEYS = UUID("6f1c8d5e-3f0b-5f57-9a53-0f5c1f1b6a10")
 _EVENT = {
     "event_id": "5b1f7c3e-90ad-4c58-8f0e-2a3b4c5d6e7f",
-    "event_type": "purchase",
+    "type": "purchase",
     "occurred_at": "2026-11-02T03:09:58Z",
+    "account": {"id": "a-4"},
     "user": {"id": "u-17"},
     "amount": 19.90,
+    "currency": "EUR",
 }
 _EXAMPLE = {"accepted": 1, "known": 0, "ids": [_EVENT["event_id"]], "differing": []}
 _BODY = {
@@ -44,9 +48,7 @@ _BODY = {
         },
         LINES: {
             "schema": {"type": "string"},
-            "examples": {
-                "lines": {"value": '{"event_type": "view"}\n{"event_type": "purchase"}\n'}
-            },
+            "examples": {"lines": {"value": '{"type": "signup"}\n{"type": "purchase"}\n'}},
         },
     },
 }
@@ -107,6 +109,18 @@ async def post_events(
     # Each event is kept with its time: a line in the audit for every request would say no more.
     request.state.only_added = True
     return answer(document, status=202)
+
+
+@router.get(
+    "/status",
+    summary="How events stand: backlog, lag, throughput, failures, views",
+    description="Up to a second old.",
+    response_model=ApiEventStatus,
+    **route(Scope.READ, kinds.REFUSED, responses={200: shown("How they stand.", STATUS_EXAMPLE)}),
+)
+def get_status(request: Request, service: Served) -> Response:
+    since = service.kept.changes
+    return service.keep(request, answer(status_document(read_status(service.context))), since)
 
 
 def _cut(body: bytes, *, lines: bool) -> list[bytes]:

@@ -16,9 +16,13 @@ _HEAD = (
     ("raw_id", "uuid"),
     ("place", "integer"),
     ("error", "text"),
-    ("payload", "jsonb"),
     ("event_hash", "bytea"),
 )
+# Last, so that nobody has to read past it.
+_TAIL = (("payload", "jsonb"),)
+# What an event without an error has. Staging tables have no statistics, and of this the planner
+# assumes that almost every row has it.
+_GOOD = sql.SQL("event_hash IS NOT NULL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class EventStatements:
                 for place, one in enumerate(self.model.dimensions)
                 if one.id_column is not None
             ),
+            *_TAIL,
         )
 
     def rows(self, tables: Sequence[sql.Identifier]) -> sql.Composed:
@@ -50,9 +55,9 @@ class EventStatements:
     def months(self, rows: sql.Composable) -> sql.Composed:
         """How many events each month has; those that fail have none."""
         return sql.SQL(
-            "SELECT CASE WHEN error IS NULL THEN {month} END AS month, count(*)"
+            "SELECT CASE WHEN {good} THEN {month} END AS month, count(*)"
             " FROM ({rows}) s GROUP BY 1 ORDER BY 1"
-        ).format(month=self._month(), rows=rows)
+        ).format(good=_GOOD, month=self._month(), rows=rows)
 
     def settled(self, rows: sql.Composable, missing: Sequence[datetime]) -> sql.Composable:
         """The staged events that get their status now; others wait for their month."""
@@ -75,8 +80,9 @@ class EventStatements:
         return sql.SQL(
             "INSERT INTO {facts} (event_hash, {names})"
             " SELECT DISTINCT ON (event_hash) event_hash, {values} FROM ({rows}) s"
-            " WHERE error IS NULL ORDER BY event_hash, place ON CONFLICT DO NOTHING"
+            " WHERE {good} ORDER BY event_hash, place ON CONFLICT DO NOTHING"
         ).format(
+            good=_GOOD,
             facts=qualified(self.model.facts),
             names=column_list(columns),
             values=column_list(columns.values()),
@@ -86,38 +92,35 @@ class EventStatements:
     def upsert_dimension(self, place: int, settled: sql.Composable) -> sql.Composed:
         """One row for each key of the batch; those that would not change are not touched."""
         dimension = self.model.dimensions[place]
-        id_ = sql.Identifier(self._id_column(place))
-        names = [*([dimension.id_column] if dimension.id_column else [])]
-        values = [*([self._id_column(place)] if dimension.id_column else [])]
-        names += [one.name for one in dimension.key]
-        values += [self._value_column(one) for one in dimension.key]
-        select: list[sql.Composable] = [sql.Identifier("k", one) for one in values]
+        id_ = self._id_column(place)
+        keys = {one.name: self._value_column(one) for one in dimension.key}
+        if dimension.id_column is not None:
+            keys = {dimension.id_column: id_, **keys}
+        names = [*keys, "first_seen_at", "last_seen_at"]
+        select: list[sql.Composable] = [sql.Identifier("k", one) for one in keys.values()]
+        select += [sql.SQL("k.first_seen_at"), sql.SQL("k.last_seen_at")]
         newest: sql.Composable = sql.SQL("")
         if dimension.attributes:
             names += [one.name for one in dimension.attributes]
-            select += [sql.Identifier("n", self._value_column(one)) for one in dimension.attributes]
             names += ["attributes_at", "attributes_hash"]
-            select += [
-                sql.Identifier("n", "attributes_at"),
-                sql.Identifier("n", "attributes_hash"),
-            ]
-            newest = self._newest(dimension, id_, settled)
-        names += ["first_seen_at", "last_seen_at"]
-        select += [sql.SQL("k.first_seen_at"), sql.SQL("k.last_seen_at")]
+            select += [sql.Identifier("n", self._value_column(one)) for one in dimension.attributes]
+            select += [sql.SQL("k.attributes_at"), sql.SQL("n.attributes_hash")]
+            newest = self._newest(dimension, id_)
         return sql.SQL(
-            "INSERT INTO {table} AS t ({names}) SELECT {select} FROM (SELECT {keys},"
-            " min({moment}) AS first_seen_at, max({moment}) AS last_seen_at FROM ({rows}) s"
-            " WHERE error IS NULL AND {id} IS NOT NULL GROUP BY {keys}) k{newest}"
+            "WITH good AS NOT MATERIALIZED (SELECT * FROM ({rows}) r WHERE {good}"
+            " AND {id} IS NOT NULL), k AS MATERIALIZED (SELECT {keys}, {seen} FROM good"
+            " GROUP BY {keys}) INSERT INTO {table} AS t ({names}) SELECT {select} FROM k{newest}"
             " LEFT JOIN {table} t ON t.{own} = k.{id} WHERE t.{own} IS NULL OR {changed}"
             " ORDER BY k.{id} ON CONFLICT ({own}) DO UPDATE SET {sets} WHERE {changes}"
         ).format(
+            rows=settled,
+            good=_GOOD,
+            id=sql.Identifier(id_),
+            keys=column_list(keys.values()),
+            seen=self._seen(dimension),
             table=qualified(dimension.table),
             names=column_list(names),
             select=sql.SQL(", ").join(select),
-            keys=column_list(values),
-            moment=self._moment(),
-            rows=settled,
-            id=id_,
             newest=newest,
             own=sql.Identifier(dimension.fact_column),
             changed=_changes(dimension, "k", "n"),
@@ -125,17 +128,34 @@ class EventStatements:
             changes=_changes(dimension, "excluded", "excluded"),
         )
 
-    def _newest(
-        self, dimension: Dimension, id_: sql.Identifier, settled: sql.Composable
-    ) -> sql.Composed:
-        """The attributes of the newest event that has any."""
-        attributes = column_list(self._value_column(one) for one in dimension.attributes)
+    def _seen(self, dimension: Dimension) -> sql.Composed:
+        """When a row was seen, and when last with any attribute."""
+        seen = sql.SQL("min({moment}) AS first_seen_at, max({moment}) AS last_seen_at").format(
+            moment=self._moment()
+        )
+        if not dimension.attributes:
+            return seen
+        return seen + sql.SQL(", max({}) FILTER (WHERE {}) AS attributes_at").format(
+            self._moment(), self._has_any(dimension)
+        )
+
+    def _newest(self, dimension: Dimension, id_: str) -> sql.Composed:
+        """The attributes of that event; of several at one moment, of the one with the last hash."""
         return sql.SQL(
-            " LEFT JOIN (SELECT DISTINCT ON ({id}) {id} AS id, {attributes},"
-            " {moment} AS attributes_at, event_hash AS attributes_hash FROM ({rows}) s"
-            " WHERE error IS NULL AND {id} IS NOT NULL AND num_nonnulls({attributes}) > 0"
-            " ORDER BY {id}, {moment} DESC, event_hash DESC, place) n ON n.id = k.{id}"
-        ).format(id=id_, attributes=attributes, moment=self._moment(), rows=settled)
+            " LEFT JOIN (SELECT DISTINCT ON (g.{id}) g.{id}, {attributes},"
+            " g.event_hash AS attributes_hash FROM k JOIN good g"
+            " ON g.{id} = k.{id} AND g.{moment} = k.attributes_at WHERE {has_any}"
+            " ORDER BY g.{id}, g.event_hash DESC, g.place) n ON n.{id} = k.{id}"
+        ).format(
+            id=sql.Identifier(id_),
+            attributes=column_list(map(self._value_column, dimension.attributes), "g"),
+            moment=self._moment(),
+            has_any=self._has_any(dimension, "g"),
+        )
+
+    def _has_any(self, dimension: Dimension, prefix: str | None = None) -> sql.Composed:
+        names = map(self._value_column, dimension.attributes)
+        return sql.SQL("num_nonnulls({}) > 0").format(column_list(names, prefix))
 
     def _fact_columns(self) -> dict[str, str]:
         """The columns of the facts, each with the staged one that it comes from."""
@@ -166,12 +186,12 @@ def column_type(field: Field) -> str:
     return field.type.value
 
 
-def _newer(new: str) -> sql.Composed:
+def _newer(seen: str, newest: str) -> sql.Composed:
     """Whether attributes are of a newer event than those in the table."""
     return sql.SQL(
-        "({new}.attributes_at IS NOT NULL AND (t.attributes_at IS NULL OR"
-        " ({new}.attributes_at, {new}.attributes_hash) > (t.attributes_at, t.attributes_hash)))"
-    ).format(new=sql.SQL(new))
+        "({seen}.attributes_at IS NOT NULL AND (t.attributes_at IS NULL OR"
+        " ({seen}.attributes_at, {newest}.attributes_hash) > (t.attributes_at, t.attributes_hash)))"
+    ).format(seen=sql.SQL(seen), newest=sql.SQL(newest))
 
 
 def _changes(dimension: Dimension, seen: str, newest: str) -> sql.Composed:
@@ -179,8 +199,8 @@ def _changes(dimension: Dimension, seen: str, newest: str) -> sql.Composed:
     older = sql.SQL(
         "({seen}.first_seen_at < t.first_seen_at OR {seen}.last_seen_at > t.last_seen_at"
     ).format(seen=sql.SQL(seen))
-    end = sql.SQL(" OR {})").format(_newer(newest)) if dimension.attributes else sql.SQL(")")
-    return sql.Composed([older, end])
+    newer = sql.SQL(" OR {})").format(_newer(seen, newest))
+    return sql.Composed([older, newer if dimension.attributes else sql.SQL(")")])
 
 
 def _sets(dimension: Dimension) -> sql.Composed:
@@ -190,9 +210,10 @@ def _sets(dimension: Dimension) -> sql.Composed:
     ]
     if dimension.attributes:
         kept = [*(one.name for one in dimension.attributes), "attributes_at", "attributes_hash"]
+        newer = _newer("excluded", "excluded")
         sets += [
             sql.SQL("{name} = CASE WHEN {newer} THEN excluded.{name} ELSE t.{name} END").format(
-                name=sql.Identifier(name), newer=_newer("excluded")
+                name=sql.Identifier(name), newer=newer
             )
             for name in kept
         ]

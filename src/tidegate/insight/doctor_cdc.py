@@ -13,6 +13,7 @@ from tidegate.insight.doctor_postgres import in_short
 from tidegate.model.check import Check, fail, ok, warn
 from tidegate.model.sync import Sync
 from tidegate.pipeline.cdc_obstacles import (
+    STANDBY,
     read_server,
     server_obstacles,
     table_obstacles,
@@ -53,7 +54,7 @@ def _check_source(
     there = list_slots(connection, known)
     obstacles = list(server_obstacles(connection, slots=1 if there else 2, senders=1))
     yield from (fail(title, one.message, one.fix) for one in obstacles)
-    if any(one.fix == "use its primary" for one in obstacles):
+    if STANDBY in obstacles:
         return
     if not obstacles:
         facts = read_server(connection)

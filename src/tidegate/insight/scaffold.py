@@ -227,7 +227,7 @@ def _take_template(scaffold: Scaffold, template: str, source: str | None) -> Non
     for name in scaffold.beside:
         if (scaffold.folder / name).exists():
             raise UsageError(
-                f"{scaffold.folder} has a {name} already",
+                f"{name} is in {scaffold.folder} already",
                 "it is left as it is; choose another folder",
             )
 

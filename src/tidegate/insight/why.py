@@ -37,6 +37,7 @@ from tidegate.model.relation import Endpoint, Relation
 from tidegate.model.rules import Mode
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
+from tidegate.pipeline.cdc_waiting import waits
 from tidegate.pipeline.changed import refuse_changed
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import nearest, passthrough_shape, resolve_source
@@ -154,6 +155,7 @@ class _Explaining:
             made=None if made is None else len(made.rows),
             nearest=near,
             edited_in=found.edited_in,
+            waits=self._waits(source, key, found),
         )
         reason, sentence, hint = facts.explain()
         return Explanation(
@@ -174,6 +176,11 @@ class _Explaining:
             snapshot=found.snapshot,
             notes=tuple(self._notes(row, found, made)),
         )
+
+    def _waits(self, source: PostgresSource, key: Key, found: _Found) -> bool:
+        if self.sync.changes != "cdc" or found.watermark.value is None:
+            return False
+        return waits(self.sessions.context, self.sync, source, key)
 
     def _read_target(
         self, target: Connection, source: PostgresSource, key: Key, before: Watermark

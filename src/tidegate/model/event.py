@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
+from json.encoder import encode_basestring
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -16,14 +16,10 @@ from tidegate.model.event_text import has_odd_text as holds_odd_text
 from tidegate.model.event_value import Read, default_of, reader_of
 from tidegate.model.json_path import JsonPath
 
-Typed: TypeAlias = Sequence[tuple[int, FieldType]]
+Written: TypeAlias = Sequence[tuple[int, Callable[[Any], str]]]
 Leaf: TypeAlias = tuple[str | int, int, Read, Any, Field]
 
-_AS_THEY_ARE = frozenset(
-    [FieldType.TEXT, FieldType.BOOLEAN, FieldType.BIGINT, FieldType.DOUBLE, FieldType.JSONB]
-)
 _MOST_KEPT_IDS = 50_000
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +73,9 @@ class EventReader:
         self._max_age = timedelta(seconds=limits.max_age_seconds)
         self._max_ahead = timedelta(seconds=limits.max_ahead_seconds)
         self._keep_months = limits.keep_months
-        self._hashed = [(place[name], fields[place[name]].type) for name in model.hashed]
-        self._keys = [
-            tuple((place[field.name], field.type) for field in one.key) for one in model.dimensions
-        ]
+        written = {field.name: (place[field.name], _WRITE[field.type]) for field in fields}
+        self._hashed = [written[name] for name in model.hashed]
+        self._keys = [tuple(written[field.name] for field in one.key) for one in model.dimensions]
         self._made_ids: dict[tuple[Any, ...], UUID] = {}
 
     def read(self, event: RawEvent) -> ReadEvent:
@@ -106,6 +101,7 @@ class EventReader:
     def _values(self, event: Any) -> list[Any]:
         if type(event) is not dict:
             raise Unreadable(f"not an object but {kind_of(event)}")
+        has_odd_text = self._text.has_odd_text
         values: list[Any] = [None] * self._count
         for parent, leaves in self._groups:
             holder: Any = parent.find(event) if parent.steps else event
@@ -126,7 +122,7 @@ class EventReader:
                     values[place] = default
                 elif field.required:
                     raise Unreadable(f"{field.name} is missing ({field.path})")
-                if self._text.has_odd_text and holds_odd_text(value):
+                if has_odd_text and holds_odd_text(value):
                     raise Unreadable(f"{field.name} holds a NUL or half a character ({field.path})")
         return values
 
@@ -143,7 +139,7 @@ class EventReader:
             if months >= self._keep_months:
                 raise Unreadable(f"{self._moment_name} is older than what is kept")
 
-    def _id(self, number: int, key: Typed, values: list[Any]) -> Any:
+    def _id(self, number: int, key: Written, values: list[Any]) -> Any:
         if len(key) == 1:
             return values[key[0][0]]
         found = (number, *[values[place] for place, _ in key])
@@ -162,18 +158,28 @@ def read_event(model: EventModel, limits: EventLimits, event: RawEvent) -> ReadE
     return EventReader(model, limits).read(event)
 
 
-def canonical(key: Typed, values: Sequence[Any]) -> bytes:
+def canonical(key: Written, values: Sequence[Any]) -> bytes:
     """One text for equal values: a JSON array, moments in UTC, numbers without needless digits."""
-    parts: list[Any] = []
-    for place, type_ in key:
-        value = values[place]
-        if value is None or type_ in _AS_THEY_ARE:
-            parts.append(value)
-        elif type_ is FieldType.TIMESTAMPTZ:
-            parts.append(value.isoformat(timespec="microseconds"))
-        else:
-            parts.append(str(value))
-    return _encode(parts).encode()
+    parts = ["null" if (value := values[place]) is None else write(value) for place, write in key]
+    return f"[{','.join(parts)}]".encode()
+
+
+def _quoted(value: Any) -> str:
+    return f'"{value}"'
+
+
+# As json.dumps would write them, which makes an encoder anew for each call.
+_WRITE: dict[FieldType, Callable[[Any], str]] = {
+    FieldType.TEXT: encode_basestring,
+    FieldType.JSONB: encode_basestring,
+    FieldType.BOOLEAN: lambda value: "true" if value else "false",
+    FieldType.BIGINT: str,
+    FieldType.DOUBLE: repr,
+    FieldType.NUMERIC: _quoted,
+    FieldType.UUID: _quoted,
+    FieldType.DATE: _quoted,
+    FieldType.TIMESTAMPTZ: lambda value: f'"{value.isoformat(timespec="microseconds")}"',
+}
 
 
 def _grouped(model: EventModel) -> list[tuple[JsonPath, list[Leaf]]]:

@@ -13,6 +13,7 @@ MAX_DEPTH = 128
 # What Postgres can hold in a numeric: digits before the point, and behind it.
 MAX_WHOLE_DIGITS = 131_072
 MAX_SCALE = 16_383
+_MAX_EXPONENT = 2**30 - 1
 
 _LONG = 100_000
 _BRACKET_OR_STRING = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
@@ -102,11 +103,9 @@ class EventText:
 def fits_numeric(number: Decimal) -> bool:
     """Whether Postgres can hold it as a numeric."""
     exponent = number.as_tuple().exponent
-    return (
-        isinstance(exponent, int)
-        and -MAX_SCALE <= exponent <= MAX_WHOLE_DIGITS
-        and number.adjusted() < MAX_WHOLE_DIGITS
-    )
+    if not isinstance(exponent, int) or exponent < -MAX_SCALE:
+        return False
+    return number.adjusted() < MAX_WHOLE_DIGITS if number else exponent < _MAX_EXPONENT
 
 
 def has_odd_text(value: Any) -> bool:

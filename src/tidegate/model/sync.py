@@ -69,6 +69,11 @@ class Sync:
         return pipeline_name(self.project, self.name)
 
     @property
+    def is_soft(self) -> bool:
+        """Whether rows that the source deletes stay, with a mark."""
+        return self.changes == "cdc" and self.deletes == "soft"
+
+    @property
     def source_name(self) -> str:
         """The source as a person would call it."""
         return f"{self.source.connection}:(query)" if self.query else str(self.source)

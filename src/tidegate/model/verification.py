@@ -30,6 +30,10 @@ class Difference:
     different_keys: tuple[str, ...] = ()
 
     @property
+    def any(self) -> bool:
+        return self.missing + self.extra + self.different > 0
+
+    @property
     def at_least(self) -> Difference:
         """The same where more may be wrong than was looked at."""
         return replace(self, complete=False)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -22,7 +21,7 @@ from tidegate.model.load import LoadPlan, LoadResult
 from tidegate.model.rules import Mode
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
-from tidegate.pipeline.changed import declaration, refuse_changed
+from tidegate.pipeline.changed import declared_still, refuse_changed
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.course import Attempt, Course, SyncOutcome
 from tidegate.pipeline.load import Load, Prepare
@@ -40,6 +39,13 @@ _DAY = "1 day"
 
 def refuse_backfill(sync: Sync, source: PostgresSource) -> None:
     """Refuse a sync that has no range, or in which a row would be twice."""
+    if source.cursor is None and sync.changes != "cursor":
+        raise UsageError(
+            f'sync {sync.name}: changes = "{sync.changes}" without a cursor has no range to '
+            "backfill",
+            "it misses no row; what was changed in the target comes right with: tidegate verify "
+            f"{sync.name} --repair",
+        )
     if source.cursor is None:
         raise UsageError(
             f"sync {sync.name} has no cursor, so there is no range to backfill",
@@ -196,14 +202,11 @@ class BackfillWork:
                 attempt=self.attempt,
                 source_names=source.table.column_names,
                 cursor_type=source.ordered_by.type,
-                declare=self._declare,
+                declare=lambda columns: declared_still(watermark, self.sync, source, columns),
                 staged=lambda rows: course.report("publishing", rows),
             ).run(stage, plan, watermark)
         self.outcome.loads.append(result)
         return result
-
-    def _declare(self, columns: Any) -> dict[str, Any]:
-        return declaration(self.sync, self.source, columns)
 
     def _turn(self, last: Batch, watermark: Watermark) -> int:
         """Which of the turns of this very backfill is not at its end."""

@@ -10,6 +10,9 @@ from tidegate.model.relation import display
 from tidegate.pipeline.privileges import Obstacle, quoted
 from tidegate.postgres.connect import Connection
 
+STANDBY = Obstacle(
+    "the source is a standby, on which nothing can be published", "connect to the primary"
+)
 _GENERATED_SINCE = 180000
 
 _SERVER = """
@@ -69,9 +72,7 @@ def server_obstacles(connection: Connection, *, slots: int, senders: int) -> Ite
     """What of the server is in the way, when so many slots and senders are still to be had."""
     facts, role = read_server(connection), quoted(connection.info.user)
     if facts.standby:
-        yield Obstacle(
-            "the source is a standby, on which nothing can be published", "use its primary"
-        )
+        yield STANDBY
         return
     if facts.wal_level != "logical":
         yield Obstacle(

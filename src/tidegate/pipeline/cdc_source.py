@@ -56,7 +56,6 @@ class CdcSource:
         """Refuse to go on from what another source, cursor or key left, or another way to read."""
         if watermark.version == 0 or watermark.is_refreshing:
             return
-        refuse_other(watermark, self.declaration(None, None), self.sync)
         if watermark.value is not None and "cdc" not in (watermark.declaration or {}):
             raise DeclarationError(
                 f'sync {self.sync.name}: it was loaded without changes = "cdc" so far, and no '
@@ -64,6 +63,7 @@ class CdcSource:
                 f"to copy the table and go on by its changes: tidegate run {self.sync.name} "
                 "--full-refresh",
             )
+        refuse_other(watermark, self.declaration(None, None), self.sync)
 
     def check(self, watermark: Watermark) -> tuple[Origin, ServerPosition]:
         """Refuse to go on where changes have been lost."""

@@ -79,7 +79,7 @@ class CdcWork:
 
     @property
     def _soft(self) -> bool:
-        return self.sync.deletes == "soft"
+        return self.sync.is_soft
 
     def run(self) -> SyncOutcome:
         """Copy the table if that was never done, then load what changed up to now."""

@@ -28,7 +28,15 @@ def declaration(sync: Sync, source: PostgresSource, columns: Any) -> dict[str, A
         "cursor": None if source.cursor is None else source.cursor.name,
         "key": list(source.key),
     }
-    return found if source.written is None else {**found, "changes": sync.changes}
+    return found if sync.changes == "cursor" else {**found, "changes": sync.changes}
+
+
+def declared_still(
+    watermark: Watermark, sync: Sync, source: PostgresSource, columns: Any
+) -> dict[str, Any]:
+    """The same for a load that leaves the watermark where it is: what else is remembered with it,
+    of a slot or of transactions, stays."""
+    return {**(watermark.declaration or {}), **declaration(sync, source, columns)}
 
 
 def refuse_changed(watermark: Watermark, source: PostgresSource, sync: Sync) -> None:
@@ -53,7 +61,8 @@ def refuse_other(watermark: Watermark, now: Mapping[str, Any], sync: Sync) -> No
         return
     before = watermark.declaration or {}
     # What was loaded before there was a choice was found by its cursor.
-    changes = {"changes": before.get("changes", "cursor")} if "source" in before else {}
+    assumed = "cdc" if "cdc" in before else "cursor"
+    changes = {"changes": before.get("changes", assumed)} if "source" in before else {}
     before, now = {**before, **changes}, {"changes": "cursor", **now}
     for name in ("source", "changes", "cursor", "key"):
         if name in before and before[name] != now[name]:

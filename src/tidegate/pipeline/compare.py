@@ -27,7 +27,8 @@ _FINER_GROUPS = 1 << 17
 _MOST_BITS = 40
 OURS = sql.Identifier("pg_temp", "tidegate_verify_rows")
 FOUND = sql.Identifier("pg_temp", "tidegate_verify_found")
-SCRATCH = ((OURS, "k text, h bigint"), (FOUND, "k text, what text"))
+LEFT_OUT = sql.Identifier("pg_temp", "tidegate_verify_left_out")
+SCRATCH = ((OURS, "k text, h bigint"), (FOUND, "k text, what text"), (LEFT_OUT, "k text"))
 """Temporary tables that must be there on the found side, empty, before its snapshot is taken"""
 
 _ByRange = dict[int, tuple[int, int]]
@@ -94,6 +95,14 @@ NONE = Comparison(0, 0, None)
 
 
 @dataclass(frozen=True, slots=True)
+class Apart:
+    """What is wrong with rows that were told apart, and how many were there that do not count."""
+
+    difference: Difference
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sums:
     """How many rows each side has, and in which ranges they are not the same."""
 
@@ -105,13 +114,16 @@ class Sums:
 def compare(expected: Side, found: Side, hashing: Hashing) -> Comparison:
     """Compare what should be there with what is; nothing leaves the databases when they agree."""
     seen = find_ranges(expected, found, hashing)
-    difference: Difference | None = None
-    if seen.ranges:
-        first = next(seen.ranges.passes(DETAIL_ROWS))
-        difference = tell_apart(expected, found, hashing, first)
-        if first != seen.ranges:
-            difference = difference.at_least
-    return Comparison(seen.expected_rows, seen.found_rows, difference)
+    if not seen.ranges:
+        return Comparison(seen.expected_rows, seen.found_rows, None)
+    left_out = 0
+    for ranges in seen.ranges.passes(DETAIL_ROWS):
+        apart = tell_apart(expected, found, hashing, ranges)
+        left_out += apart.left_out
+        if apart.difference.any:
+            difference = apart.difference if ranges == seen.ranges else apart.difference.at_least
+            return Comparison(seen.expected_rows - left_out, seen.found_rows, difference)
+    return Comparison(seen.expected_rows - left_out, seen.found_rows, None)
 
 
 def find_ranges(expected: Side, found: Side, hashing: Hashing) -> Sums:
@@ -178,21 +190,25 @@ def _at_once(
         return ours.result(), theirs
 
 
-def tell_apart(expected: Side, found: Side, hashing: Hashing, ranges: KeyRanges) -> Difference:
+def tell_apart(expected: Side, found: Side, hashing: Hashing, ranges: KeyRanges) -> Apart:
     """Bring the keys of these ranges together in the found side's database.
 
-    Those that differ stay in FOUND there until the next are told apart.
+    Those that differ stay in FOUND there until the next are told apart. Keys that are left out are
+    known there alone: the expected side is rid of them here.
     """
     connection = found.connection
     query = sql.SQL("SELECT k, h FROM ({}) rows WHERE {}")
     ours = query.format(expected.rows, hashing.within(ranges))
-    for table, _ in SCRATCH:
+    for table in (OURS, FOUND):
         connection.execute(sql.SQL("DELETE FROM {}").format(table))
     if expected.connection is connection:
         connection.execute(sql.SQL("INSERT INTO {} {}").format(OURS, ours))
     else:
         text = ours.as_string(expected.connection)
         copy_rows(expected.connection, text, connection, OURS, ("k", "h"))
+    left_out = connection.execute(
+        sql.SQL("DELETE FROM {} WHERE k IN (SELECT k FROM {})").format(OURS, LEFT_OUT)
+    ).rowcount
     connection.execute(
         sql.SQL(
             "INSERT INTO {}"
@@ -207,7 +223,7 @@ def tell_apart(expected: Side, found: Side, hashing: Hashing, ranges: KeyRanges)
         ).fetchall()
     )
     keys = {what: _examples(connection, what) for what in counts}
-    return Difference(
+    difference = Difference(
         counts.get("missing", 0),
         counts.get("extra", 0),
         counts.get("different", 0),
@@ -216,6 +232,7 @@ def tell_apart(expected: Side, found: Side, hashing: Hashing, ranges: KeyRanges)
         keys.get("extra", ()),
         keys.get("different", ()),
     )
+    return Apart(difference, left_out)
 
 
 def _examples(connection: Connection, what: str) -> tuple[str, ...]:

@@ -132,8 +132,9 @@ def check_supported(sync: Sync) -> None:
         refuse_with_cdc(sync)
     elif sync.changes == "snapshot" and sync.lake_source:
         raise DeclarationError(
-            f'sync {sync.name}: changes = "{sync.changes}" is not available yet',
-            'use changes = "cursor"',
+            f'sync {sync.name}: changes = "snapshot" is for tables of Postgres, and {sync.source} '
+            "is one of a lake",
+            "leave changes out: a lake's snapshots tell what changed",
         )
     if sync.changes == "snapshot":
         check_declared(sync)

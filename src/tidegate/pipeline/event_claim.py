@@ -21,6 +21,8 @@ from tidegate.postgres.identifiers import qualified, statement
 _STAGING_SECONDS = 900.0
 # Who applies does not idle.
 _APPLYING_SECONDS = 30.0
+# A batch of the usual size is sorted in memory.
+_SORTING = "SET LOCAL work_mem = '32MB'"
 _TRIES = 10
 _RESOLVE_SECONDS = 60.0
 _PASSING = (pg.DeadlockDetected, pg.SerializationFailure, pg.LockNotAvailable)
@@ -59,6 +61,7 @@ class EventClaim:
         assert self._connection is not None
         connection = self._connection
         self._bound(connection, _APPLYING_SECONDS)
+        connection.execute(_SORTING)
         # Going back to it undoes what was written, and keeps what is held.
         connection.execute("SAVEPOINT claimed")
         for number in range(1, _TRIES + 1):

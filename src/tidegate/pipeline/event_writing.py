@@ -63,7 +63,8 @@ def _nested(tree: Tree, model: EventModel) -> str:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        spec = "microseconds" if value.microsecond % 1_000 else "milliseconds"
+        return value.astimezone(UTC).isoformat(timespec=spec).replace("+00:00", "Z")
     if isinstance(value, Decimal):
         return float(value)  # exact for as few digits as are made up here
     return value.isoformat() if isinstance(value, date) else str(value)

@@ -65,8 +65,6 @@ def find_raw(context: Context) -> tuple[str, Relation]:
 
 def find_events(context: Context) -> Events:
     """The events of the project; UsageError when it has none."""
-    from tidegate.settings.event_model import read_event_model
-
     connection, raw = find_raw(context)
     settings = context.settings.events
     return Events(

@@ -25,7 +25,7 @@ from tidegate.pipeline.stage import (
 from tidegate.postgres.types import lake_type
 from tidegate.spark.copying import Copy
 
-_TYPE = "timestamp with time zone"
+MARK_TYPE = "timestamp with time zone"
 
 
 def stage_first_copy(
@@ -44,11 +44,11 @@ def stage_first_copy(
             replace(reading, sync=marked), destination, attempt_id=attempt_id, prepare=prepare
         )
     context, source = reading.context, reading.source
-    unmarked = sql.SQL("NULL::{} AS {}").format(sql.SQL(_TYPE), sql.Identifier(DELETED_AT))
+    unmarked = sql.SQL("NULL::{} AS {}").format(sql.SQL(MARK_TYPE), sql.Identifier(DELETED_AT))
     if isinstance(destination, LakeDestination):
         from tidegate.lake.staging import stage_shares
 
-        shape = _marked(lake_shape(source), lake_type(_TYPE))
+        shape = mark_column(lake_shape(source), lake_type(MARK_TYPE))
         prepare(shape)
         if reading.batch.rows == 0:
             return Staged(shape, ())
@@ -56,7 +56,7 @@ def stage_first_copy(
         place = destination.place(shape, attempt_id)
         return Staged(shape, stage_shares(context.spark.get(), reader, place))
     with destination.open() as connection:
-        shape = _marked(passthrough_shape(connection, source), _TYPE)
+        shape = mark_column(passthrough_shape(connection, source), MARK_TYPE)
     prepare(shape)
     if reading.batch.rows == 0:
         return Staged(shape, ())
@@ -65,7 +65,8 @@ def stage_first_copy(
     return Staged(shape, context.stager.stage(Copy(reader, staging)))
 
 
-def _marked(shape: Shape, kind: str) -> Shape:
+def mark_column(shape: Shape, kind: str) -> Shape:
+    """With the column that says when a row was deleted."""
     return replace(shape, columns=(*shape.columns, StagedColumn(DELETED_AT, kind, kind)))
 
 

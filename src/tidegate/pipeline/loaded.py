@@ -7,6 +7,7 @@ from dataclasses import replace
 from psycopg import sql
 
 from tidegate.model.batch import Batch, BatchKind
+from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.passes import since
 from tidegate.sources.postgres import PostgresSource
@@ -39,6 +40,11 @@ def waiting_batches(source: PostgresSource, watermark: Watermark, *, nulls: bool
     if source.null_policy is not None and not nulls:
         batches.append(Batch(BatchKind.NULLS))
     return batches
+
+
+def reads_whole(source: PostgresSource, sync: Sync) -> bool:
+    """Whether a run reads all of it each time, so that nothing says what changed since."""
+    return source.is_whole and sync.changes != "cdc"
 
 
 def loaded_condition(

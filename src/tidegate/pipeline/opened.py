@@ -22,6 +22,7 @@ from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.compare import FOUND, Comparison, Hashing, Side, compare, key_text
 from tidegate.pipeline.context import Context
+from tidegate.pipeline.first_copy import MARK_TYPE, mark_column
 from tidegate.pipeline.lake_sync import DELETED
 from tidegate.pipeline.load import Prepare
 from tidegate.pipeline.sides import target_columns
@@ -75,15 +76,16 @@ class PostgresDifference:
 
     def stage(self, ranges: KeyRanges, attempt_id: str, prepare: Prepare) -> Staged:
         self._refuse_drift()
-        prepare(self.shape)
-        shape = replace(self.shape, deleted=DELETED)
+        shape = mark_column(self.shape, MARK_TYPE) if self.sync.is_soft else self.shape
+        prepare(shape)
+        shape = replace(shape, deleted=None if self.sync.is_soft else DELETED)
         place = staging_place(self.context, self.sync.target, shape, attempt_id)
         destination: PostgresDestination = self.context.postgres_destination(self.sync.target)
         write_id = new_write_id()
         names = [name for name, _ in shape.staged]
         sides = (
             (self.expected.connection, self._rows(ranges)),
-            (self.found.connection, self._gone()),
+            (self.found.connection, self._marked() if self.sync.is_soft else self._gone()),
         )
         with destination.open() as session, session.transaction():
             session.execute(place.create_statement(write_id))
@@ -112,11 +114,28 @@ class PostgresDifference:
 
     def _rows(self, ranges: KeyRanges) -> sql.Composed:
         key = key_text([sql.Identifier("e", name) for name in self.shape.key])
-        return sql.SQL("SELECT {}, false FROM ({}) e WHERE {}").format(
+        return sql.SQL("SELECT {}, {} FROM ({}) e WHERE {}").format(
             sql.SQL(", ").join(sql.Identifier("e", name) for name in self.shape.names),
+            sql.SQL(f"NULL::{MARK_TYPE}" if self.sync.is_soft else "false"),
             self.expected.rows,
             self.hashing.within(ranges, key),
         )
+
+    def _marked(self) -> sql.Composed:
+        """Rows that are too many stay as they are, but for the mark."""
+        columns = [
+            sql.SQL("{}::{}").format(value, sql.SQL(column.staged_type))
+            for value, column in zip(
+                target_columns(self.table, self.shape.names, self.shape),
+                self.shape.columns,
+                strict=True,
+            )
+        ]
+        key = target_columns(self.table, self.shape.key, self.shape)
+        return sql.SQL(
+            "SELECT {}, clock_timestamp() FROM {} t"
+            " WHERE {} IN (SELECT k FROM {} WHERE what = 'extra')"
+        ).format(sql.SQL(", ").join(columns), qualified(self.table.relation), key_text(key), FOUND)
 
     def _gone(self) -> sql.Composed:
         """Of the rows that are too many nothing but the key is needed."""

@@ -21,7 +21,7 @@ from tidegate.model.rules import Mode
 from tidegate.model.sync import Sync
 from tidegate.model.verification import Difference, Verification
 from tidegate.model.watermark import Watermark
-from tidegate.pipeline.changed import declaration
+from tidegate.pipeline.changed import declared_still
 from tidegate.pipeline.compare import Comparison, find_ranges, tell_apart
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.course import Attempt, Course, SyncOutcome
@@ -40,6 +40,12 @@ def refuse_repair(sync: Sync) -> None:
             "can be put right by itself",
             "rows that are missing and have a key come with: tidegate backfill "
             f"{sync.name} --from … --to …; to load everything again: {again}",
+        )
+    if sync.is_soft and sync.lake_target:
+        raise DeclarationError(
+            f'sync {sync.name}: with deletes = "soft" a table of a lake is not repaired, since '
+            "rows that are gone would have to stay there",
+            f"to load everything again, without the rows that are gone: {again}",
         )
     if sync.mode is Mode.REPLACE:
         raise DeclarationError(
@@ -77,12 +83,16 @@ class RepairWork:
     def _mend(self, opened: Opened) -> Comparison:
         sides = opened.expected, opened.found, opened.hashing
         seen = find_ranges(*sides)
+        left_out = 0
         for ranges in seen.ranges.passes(self.sync.batch_rows):
             self.attempt.check_alive()
-            found = tell_apart(*sides, ranges)
-            self.difference = found if self.difference is None else self.difference.plus(found)
-            self._load(opened, ranges)
-        return Comparison(seen.expected_rows, seen.found_rows, self.difference)
+            apart = tell_apart(*sides, ranges)
+            left_out += apart.left_out
+            found = apart.difference
+            if found.any:
+                self.difference = found if self.difference is None else self.difference.plus(found)
+                self._load(opened, ranges)
+        return Comparison(seen.expected_rows - left_out, seen.found_rows, self.difference)
 
     def _load(self, opened: Opened, ranges: KeyRanges) -> None:
         watermark = self.destination.watermark(self.sync.pipeline)
@@ -104,14 +114,14 @@ class RepairWork:
         course.report("staging", batch.rows)
 
         def declare(columns: Any) -> dict[str, Any]:
-            return declaration(self.sync, source, columns)
+            return declared_still(opened.watermark, self.sync, source, columns)
 
         result = Load(
             sync=self.sync,
             destination=self.destination,
             attempt=self.attempt,
             source_names=source.table.column_names,
-            cursor_type=None if source.cursor is None else source.cursor.type,
+            cursor_type=source.cursor_type,
             declare=declare,
             rules=replace(self.sync.rules, newest_wins=False),
             staged=lambda rows: course.report("publishing", rows),

@@ -21,14 +21,14 @@ from tidegate.model.staging import staging_table
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.bags import compare_bags
+from tidegate.pipeline.cdc_waiting import send_waiting
 from tidegate.pipeline.comparable import check_comparable
-from tidegate.pipeline.compare import NONE, Hashing, Side
-from tidegate.pipeline.loaded import compared_batches, waiting_batches
+from tidegate.pipeline.compare import LEFT_OUT, NONE, Hashing, Side
+from tidegate.pipeline.loaded import compared_batches, reads_whole, waiting_batches
 from tidegate.pipeline.opened import Examine, Opened, PostgresDifference
 from tidegate.pipeline.sessions import Sessions
 from tidegate.pipeline.set_aside import leave_out_rejected, rejected_side
 from tidegate.pipeline.sides import (
-    LEFT_OUT,
     not_left_out,
     send_left_out,
     target_rows,
@@ -97,13 +97,19 @@ class _Staging:
             with target_snapshot(target):
                 if self._watermark(target) != watermark:
                     raise _Moved
-                left_out = send_left_out(connection, target, self.source, even, nulls=nulls)
+                if self.sync.changes == "cdc":
+                    kinds = {column.name: column.target_type for column in shape.columns}
+                    left_out = send_waiting(
+                        self.sessions.context, self.sync, self.source, target, watermark, kinds
+                    )
+                else:
+                    left_out = send_left_out(connection, target, self.source, even, nulls=nulls)
                 self._leave_out(target, shape, _writes(waiting))
                 hashing = Hashing.between(connection, target)
                 found = self._compare(
                     target, shape, _writes(loaded), hashing, Compared(watermark, NONE, left_out)
                 )
-            if found.comparison.difference is not None and self.source.is_whole:
+            if found.comparison.difference is not None and reads_whole(self.source, self.sync):
                 found = replace(found, since=since(watermark))
         return found
 
@@ -132,7 +138,7 @@ class _Staging:
         ours = sql.SQL("SELECT {} FROM ({}) e").format(hashing.row(key, names), staged)
         sides = (
             Side(target, ours),
-            Side(target, target_rows(table, shape, hashing, left_out=left_out)),
+            Side(target, target_rows(table, shape, hashing, left_out=left_out, soft=sync.is_soft)),
         )
         if shape.key:
             mending = PostgresDifference(

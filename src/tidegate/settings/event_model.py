@@ -35,11 +35,14 @@ def read_event_model(path: Path) -> EventModel:
     try:
         model = _model(written, path.parent)
     except _Wrong as error:
-        raise SettingsError(f"{path.name}: {error}", "docs/events.md shows a whole model") from None
+        raise SettingsError(
+            f"{path.name}: {error}", "docs/event-model.md says what may stand there"
+        ) from None
     problems = list(model_problems(model))
     if problems:
         raise SettingsError(
-            "\n".join(f"{path.name}: {one}" for one in problems), "docs/events.md shows a model"
+            "\n".join(f"{path.name}: {one}" for one in problems),
+            "docs/event-model.md says what may stand there",
         )
     return model
 

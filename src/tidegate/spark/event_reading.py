@@ -64,19 +64,20 @@ class EventReading:
         model = self.model
         reader = EventReader(model, self.limits)
         places = {id_: place for place, id_ in enumerate(share.ids(), share.first)}
-        made = [place for place, one in enumerate(model.dimensions) if one.id_column is not None]
+        made = [number for number, one in enumerate(model.dimensions) if one.id_column is not None]
         nothing = (None,) * (len(model.fields) + len(made))
         moment_at = [one.name for one in model.fields].index(model.partition_column)
         for id_, body, received_at in self._stream(connection, list(places)):
             event = self._read(reader, id_, body, received_at)
             if event.error is None and self.kept_from is not None:
                 event = self._refuse_old(event, event.values[moment_at])
+            place = places[id_]
             if event.error is None:
-                rest = (*event.values, *[event.ids[place] for place in made])
+                ids = [event.ids[number] for number in made]
+                row = (id_, place, None, event.event_hash, *event.values, *ids, event.payload)
             else:
-                rest = nothing
-            head = (id_, places[id_], _plain(event.error), event.payload, event.event_hash)
-            yield len(body or ""), (*head, *rest)
+                row = (id_, place, _plain(event.error), None, *nothing, event.payload)
+            yield len(body or ""), row
 
     def _stream(self, connection: Connection, ids: list[UUID]) -> Iterator[Row]:
         """(id, body, received_at); what is larger than an event may be stays where it is."""

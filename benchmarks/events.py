@@ -1,0 +1,149 @@
+"""Events into facts: beside the design as published, two instances beside one, and no work."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from benchmarks.events_project import EventsProject, write_template
+from benchmarks.events_reference import Reference
+from benchmarks.load import best, timed
+from benchmarks.report import Report
+from tidegate.pipeline.event_provision import provision
+from tidegate.postgres.connect import Connection
+
+WAITING = """
+SELECT count(*) FROM pg_stat_activity
+WHERE application_name = 'tidegate process' AND wait_event_type = 'Lock'
+"""
+WARM_EVENTS = 5_000
+
+
+def run(report: Report, *, events: int, repeats: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as name:
+        folder = Path(name)
+        write_template(folder)
+        bench = EventsProject(folder)
+        try:
+            with bench.connect() as connection:
+                totals = bench.fill(connection, events)
+                ours = _ours(report, bench, connection, repeats)
+                _agrees(connection, totals.facts)
+                _reference(report, bench, connection, ours)
+                _agrees(connection, totals.facts)
+                _round_trips(report, bench, connection)
+                bench.project.context.spark.stop()
+                _instances(report, bench, connection, folder, repeats)
+                _agrees(connection, totals.facts)
+        finally:
+            bench.project.close()
+            bench.project.context.databases.embedded.stop()
+
+
+def _ours(report: Report, bench: EventsProject, connection: Connection, repeats: int) -> float:
+    """Events a second, Spark warm."""
+    bench.reset(connection, WARM_EVENTS)
+    bench.process()
+    seconds = best(repeats, lambda: bench.reset(connection), bench.process)
+    rate = _count(connection) / seconds
+    report.note(f"tidegate: {rate:,.0f} events/s ({seconds:.2f} s)")
+    return rate
+
+
+def _reference(report: Report, bench: EventsProject, connection: Connection, ours: float) -> None:
+    bench.reset(connection)
+    with bench.connect() as own:
+        seconds = timed(Reference(bench, own).run)
+    rate = _count(connection) / seconds
+    report.note(f"as published: {rate:,.0f} events/s ({seconds:.2f} s)")
+    report.ratio("events/s, tidegate / as published", ours / rate, at_least=10)
+
+
+def _round_trips(report: Report, bench: EventsProject, connection: Connection) -> None:
+    """Counted on the wire: the server says once for each that it is ready again."""
+    with tempfile.TemporaryFile() as trace:
+        connection.pgconn.trace(trace.fileno())
+        provision(bench.project.context, bench.events, connection)
+        connection.pgconn.untrace()
+        trace.seek(0)
+        trips = trace.read().count(b"ReadyForQuery")
+    report.value("phase 1 with nothing to do", trips, "round trips", at_most=5)
+
+
+def _instances(
+    report: Report, bench: EventsProject, connection: Connection, folder: Path, repeats: int
+) -> None:
+    seconds = {
+        count: min(_side_by_side(report, bench, connection, folder, count) for _ in range(repeats))
+        for count in (1, 2)
+    }
+    report.ratio("two instances / one", seconds[1] / seconds[2], at_least=1.2)
+
+
+def _side_by_side(
+    report: Report, bench: EventsProject, connection: Connection, folder: Path, count: int
+) -> float:
+    """How long so many processes take, from their start to the end of the last."""
+    bench.reset(connection, WARM_EVENTS * count)
+    command = [sys.executable, "-m", "benchmarks.events_instance", str(folder)]
+    instances = [
+        subprocess.Popen(
+            [*command, str(number) * 16], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for number in range(count)
+    ]
+    for one in instances:
+        assert one.stdout is not None
+        if one.stdout.readline() != "warm\n":
+            raise RuntimeError("an instance did not start")
+    bench.reset(connection)
+    finished = threading.Event()
+    waited: list[float] = []
+    watcher = threading.Thread(target=_watch, args=(bench, finished, waited))
+    watcher.start()
+    started = time.time()
+    ends = [one.communicate("go\n")[0].split() for one in _told(instances)]
+    finished.set()
+    watcher.join()
+    shares = " and ".join(f"{int(end[1]):,}" for end in ends)
+    seconds = max(float(end[0]) for end in ends) - started
+    report.note(f"{count} at once: {seconds:.2f} s ({shares} events), {sum(waited):.2f} s in locks")
+    return seconds
+
+
+def _told(instances: list[subprocess.Popen[str]]) -> list[subprocess.Popen[str]]:
+    """All of them start now; each is listened to afterwards."""
+    for one in instances:
+        assert one.stdin is not None
+        one.stdin.write("go\n")
+        one.stdin.flush()
+    return instances
+
+
+def _watch(bench: EventsProject, finished: threading.Event, waited: list[float]) -> None:
+    """How long sessions waited for locks of each other, by looking often."""
+    with bench.connect() as connection:
+        last = time.perf_counter()
+        while not finished.wait(0.01):
+            row = connection.execute(WAITING).fetchone()
+            now = time.perf_counter()
+            waited.append((now - last) * (row[0] if row else 0))
+            last = now
+
+
+def _count(connection: Connection) -> int:
+    row = connection.execute("SELECT count(*) FROM raw_events WHERE status <> 'pending'").fetchone()
+    return int(row[0]) if row else 0
+
+
+def _agrees(connection: Connection, facts: int) -> None:
+    row = connection.execute("SELECT count(*) FROM warehouse.fact_events").fetchone()
+    pending = connection.execute(
+        "SELECT count(*) FROM raw_events WHERE status = 'pending'"
+    ).fetchone()
+    if row != (facts,) or pending != (0,):
+        raise RuntimeError(f"{row} facts and {pending} pending events, not {facts} and none")
