@@ -16,9 +16,7 @@ from integration.conftest import Database, MakePlace
 from integration.event_models import small_events
 from integration.event_queues import NOVEMBER, TABLES, Queue, visit
 from tidegate.errors import ConnectionFailed, DestinationError, LoadError, StaleAttempt
-from tidegate.model.event_batch import BatchEnd
 from tidegate.pipeline import event_process
-from tidegate.pipeline.event_apply import Applied
 from tidegate.pipeline.event_claim import EventClaim
 from tidegate.postgres.connect import Connection, connect
 
@@ -263,13 +261,32 @@ def test_a_serialization_failure_is_tried_again_with_what_was_staged(
     assert queue.database.value("SELECT last_value FROM tries") == 4
 
 
-def test_a_constraint_of_the_users_own_is_not_tried_again(queue: Queue) -> None:
-    queue.put([visit(1)])
+def test_what_refuses_every_event_ends_the_run_and_leaves_them_pending(queue: Queue) -> None:
+    queue.put(visit(number) for number in range(60))
     queue.database.execute("ALTER TABLE warehouse.fact_events ADD owner text NOT NULL")
     with pytest.raises(LoadError, match="owner"):
         queue.process()
-    assert queue.statuses() == {"pending": 1}
+    assert queue.statuses() == {"pending": 60}
     assert queue.staging() == 0
+
+
+def test_events_that_a_constraint_refuses_fail_alone(queue: Queue, stagings: Stagings) -> None:
+    queue.database.execute(
+        "ALTER TABLE warehouse.fact_events ADD CONSTRAINT cheap CHECK (cost < 50)",
+        # Long keys fit into no index, however well the model reads them.
+        "CREATE INDEX ON warehouse.fact_events (page)",
+    )
+    noise = random.Random(1).randbytes(20_000).hex()
+    queue.put([*(visit(number) for number in range(300)), visit(7, page=noise)])
+    queue.put([visit(400, at=NOVEMBER.replace(month=12))])
+    done = queue.process()
+    assert (done.done, done.failed, done.facts) == (151, 151, 151)
+    reasons = {reason for (reason,) in queue.reasons()}
+    assert any("cheap" in one for one in reasons)
+    assert any("index row" in one for one in reasons)
+    assert queue.database.value("SELECT count(*) FROM warehouse.fact_events") == 151
+    # Once for the batch, once for the month that was missing.
+    assert stagings.count == 2
 
 
 def test_events_of_a_month_without_a_partition_wait_until_it_is_made(queue: Queue) -> None:
@@ -329,24 +346,28 @@ def test_a_commit_whose_answer_was_lost_is_looked_up(queue: Queue) -> None:
 
     claim = EventClaim(queue.events, open_session, lock_timeout_seconds=5.0)
 
-    def write(connection: Connection) -> Applied:
-        row = connection.execute(
-            "INSERT INTO tidegate.event_batches"
-            " (attempt_id, started_at, claimed, done, failed, facts, left_pending)"
-            " VALUES ('a', now(), 1, 1, 0, 1, 0) RETURNING pg_current_xact_id()::text"
-        ).fetchone()
+    def write() -> str:
+        row = (
+            opened[-1]
+            .execute(
+                "INSERT INTO tidegate.event_batches"
+                " (attempt_id, started_at, claimed, done, failed, facts, left_pending)"
+                " VALUES ('a', now(), 1, 1, 0, 1, 0) RETURNING pg_current_xact_id()::text"
+            )
+            .fetchone()
+        )
         assert row is not None
-        return Applied(BatchEnd(1, 1, 0, 1), row[0])
+        return str(row[0])
 
     assert len(claim.take(10)) == 1
-    committed = claim.apply(write)
+    committed = write()
     opened[-1].execute("COMMIT")
     opened[-1].close()
-    claim.commit(committed.xid)
+    claim.commit(committed)
 
     assert len(claim.take(10)) == 1
-    aborted = claim.apply(write)
+    aborted = write()
     opened[-1].close()
     with pytest.raises(psycopg.OperationalError):
-        claim.commit(aborted.xid)
+        claim.commit(aborted)
     assert queue.database.value("SELECT count(*) FROM tidegate.event_batches") == 1

@@ -6,9 +6,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from psycopg import sql
 
 from integration.conftest import MakePlace
 from integration.event_queues import NOVEMBER, Queue, visit
+from tidegate.destinations.event_statements import EventStatements
+from tidegate.postgres.identifiers import qualified, statement
+from tidegate.spark.copying import StagingPlace
+from tidegate.spark.event_reading import EventReading, split, stage_here
 
 
 @pytest.fixture
@@ -122,3 +127,42 @@ def test_any_order_of_batches_gives_the_same_tables(make_place: MakePlace) -> No
         queue.process()
         contents.append(queue.contents())
     assert contents[0] == contents[1] == contents[2]
+
+
+def test_a_claim_reads_its_events_in_order_from_the_index_of_pending_ones(queue: Queue) -> None:
+    queue.database.execute(
+        "INSERT INTO raw_events (id, body, status) SELECT gen_random_uuid(), '{}',"
+        " CASE WHEN g % 100 = 0 THEN 'pending' ELSE 'done' END FROM generate_series(1, 50000) g",
+        "ANALYZE raw_events",
+    )
+    claim = statement("events/processing", "claim_events", raw=qualified(queue.events.raw))
+    with queue.database.connect() as connection:
+        rows = connection.execute(sql.SQL("EXPLAIN ") + claim, {"size": 100}).fetchall()
+    plan = "\n".join(row[0] for row in rows)
+    assert "Index Scan using raw_events_pending" in plan
+    assert "Sort" not in plan
+
+
+def test_what_a_column_does_not_take_fails_alone(queue: Queue) -> None:
+    """The model and its columns agree; should they ever not, one event pays for it."""
+    ids = queue.put(visit(number) for number in range(100))
+    context, events = queue.project.context, queue.events
+    columns = dict(EventStatements(events.model).staged_columns) | {"v2": "numeric(2,1)"}
+    place = StagingPlace(
+        conninfo=context.databases.portable_conninfo(events.connection),
+        schema=events.ledger_schema,
+        control_id=context.control_id(),
+        attempt_id="f" * 16,
+        columns=tuple(columns.items()),
+    )
+    reading = EventReading(place.conninfo, events.raw, events.model, events.limits, None)
+    (write,) = stage_here(reading, place, split(ids, 1))
+    assert write.rows == 100
+    table = place.table(write.write_id).as_string(None)
+    assert queue.database.execute(
+        f"SELECT error, count(*), min(place), max(place), count(event_hash) FROM {table}"
+        " GROUP BY 1 ORDER BY 2"
+    ) == [
+        (None, 10, 0, 9, 10),
+        ("Postgres does not take it: numeric field overflow", 90, 10, 99, 0),
+    ]

@@ -67,6 +67,12 @@ class EventStatements:
             "SELECT * FROM ({rows}) r WHERE error IS NOT NULL OR {month} <> ALL({missing})"
         ).format(rows=rows, month=self._month(), missing=sql.Literal(list(missing)))
 
+    def between(self, settled: sql.Composable, first: int, end: int) -> sql.Composed:
+        """Those whose places in the batch lie in a range."""
+        return sql.SQL("SELECT * FROM ({}) b WHERE place >= {} AND place < {}").format(
+            settled, sql.Literal(first), sql.Literal(end)
+        )
+
     def settle(self, raw: Relation, settled: sql.Composable) -> sql.Composed:
         return sql.SQL(
             "UPDATE {raw} r SET status = CASE WHEN s.error IS NULL THEN 'done' ELSE 'failed' END,"

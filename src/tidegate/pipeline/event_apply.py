@@ -24,6 +24,17 @@ class Applied:
     xid: str
 
 
+def write(
+    connection: Connection, statements: EventStatements, settled: sql.Composable
+) -> tuple[int, int]:
+    """Facts, then dimensions in the order of the model; how many rows of each changed."""
+    facts = connection.execute(statements.insert_facts(settled)).rowcount
+    changed = 0
+    for place in range(len(statements.model.dimensions)):
+        changed += connection.execute(statements.upsert_dimension(place, settled)).rowcount
+    return facts, changed
+
+
 @dataclass(frozen=True, slots=True)
 class EventApplication:
     """One batch that was claimed and staged."""
@@ -33,13 +44,17 @@ class EventApplication:
     claimed: int
     tables: tuple[sql.Identifier, ...]
 
+    @property
+    def statements(self) -> EventStatements:
+        return EventStatements(self.events.model)
+
     def apply(self, connection: Connection) -> Applied:
         """Write it all.
 
         What several instances write comes last, and so is held for the shortest time. Instances
         write the same tables in the same order, and rows of a table in the order of its key.
         """
-        events, statements = self.events, EventStatements(self.events.model)
+        events, statements = self.events, self.statements
         rows = statements.rows(self.tables)
         try:
             found = connection.execute(statements.months(rows)).fetchall()
@@ -49,19 +64,14 @@ class EventApplication:
         total = sum(count for _, count in found)
         if total != self.claimed:
             raise self._lost(total)
-        missing = self._missing(connection, list(months))
+        missing = self.missing(connection, list(months))
         left = sum(months[month] for month in missing)
         done = sum(months.values()) - left
         settled = statements.settled(rows, missing)
         updated = connection.execute(statements.settle(events.raw, settled)).rowcount
         if updated != total - left:
             raise self._lost(updated + left)
-        facts = changed = 0
-        if done:
-            facts = connection.execute(statements.insert_facts(settled)).rowcount
-            for place in range(len(events.model.dimensions)):
-                upsert = statements.upsert_dimension(place, settled)
-                changed += connection.execute(upsert).rowcount
+        facts, changed = write(connection, statements, settled) if done else (0, 0)
         end = BatchEnd(
             claimed=total,
             done=done,
@@ -75,7 +85,8 @@ class EventApplication:
             connection.execute(self._statement("raise_changes"))
         return Applied(end, xid)
 
-    def _missing(self, connection: Connection, months: list[datetime]) -> list[datetime]:
+    def missing(self, connection: Connection, months: list[datetime]) -> list[datetime]:
+        """Which of the months have no partition."""
         facts = self.events.model.facts
         rows = connection.execute(
             statement("events/processing", "missing_months"),

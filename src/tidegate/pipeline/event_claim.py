@@ -12,7 +12,8 @@ import psycopg
 from psycopg import errors as pg
 
 from tidegate.errors import ConnectionFailed
-from tidegate.pipeline.event_apply import Applied
+from tidegate.pipeline.event_apply import Applied, EventApplication
+from tidegate.pipeline.event_isolation import EventIsolation, is_refusal
 from tidegate.pipeline.events import Events
 from tidegate.postgres.connect import Connection, session_lost, translate
 from tidegate.postgres.identifiers import qualified, statement
@@ -56,8 +57,11 @@ class EventClaim:
             connection.execute("ROLLBACK")
         return ids
 
-    def apply(self, work: Callable[[Connection], Applied]) -> Applied:
-        """Do the work; where others were in the way it is done again, with the same events."""
+    def apply(self, batch: EventApplication) -> Applied:
+        """Write a batch; where others were in the way it is done again, with the same events.
+
+        Events that the tables refuse are made to fail, so that they do not hold up the others.
+        """
         assert self._connection is not None
         connection = self._connection
         self._bound(connection, _APPLYING_SECONDS)
@@ -66,13 +70,32 @@ class EventClaim:
         connection.execute("SAVEPOINT claimed")
         for number in range(1, _TRIES + 1):
             try:
-                return work(connection)
-            except (*_PASSING, pg.CheckViolation) as error:
-                if number == _TRIES or not _is_passing(error):
+                return batch.apply(connection)
+            except psycopg.Error as error:
+                passing = _is_passing(error)
+                if number == _TRIES or not (passing or is_refusal(error)):
                     raise
                 connection.execute("ROLLBACK TO SAVEPOINT claimed")
-                time.sleep(random.uniform(0.0, 0.05 * 2 ** min(number, 5)))
+                if passing:
+                    time.sleep(random.uniform(0.0, 0.05 * 2 ** min(number, 5)))
+                else:
+                    self._isolate(connection, batch, error)
         raise AssertionError("the last try returns or raises")
+
+    def _isolate(
+        self, connection: Connection, batch: EventApplication, error: psycopg.Error
+    ) -> None:
+        try:
+            if not EventIsolation(batch).isolate(connection):
+                raise error
+        except psycopg.Error as other:
+            if not _is_passing(other):
+                raise
+            connection.execute("ROLLBACK TO SAVEPOINT claimed")
+            return
+        # What was found out stays, whatever is undone later.
+        connection.execute("RELEASE SAVEPOINT claimed")
+        connection.execute("SAVEPOINT claimed")
 
     def commit(self, xid: str) -> None:
         """End the claim; a lost answer is looked up, never assumed."""
@@ -131,4 +154,6 @@ class EventClaim:
 
 def _is_passing(error: psycopg.Error) -> bool:
     """Whether the same may succeed now; a row without a partition violates no constraint."""
-    return isinstance(error, _PASSING) or error.diag.constraint_name is None
+    if isinstance(error, pg.CheckViolation):
+        return error.diag.constraint_name is None
+    return isinstance(error, _PASSING)

@@ -108,7 +108,7 @@ class _Processing:
                 reach("event.staged")
                 tables = tuple(place.table(write.write_id) for write in writes)
                 batch = EventApplication(self.events, self.attempt_id, len(ids), tables)
-                applied = claim.apply(batch.apply)
+                applied = claim.apply(batch)
                 self.check_alive()
                 reach("event.applied")
                 claim.commit(applied.xid)

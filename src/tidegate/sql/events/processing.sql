@@ -55,3 +55,9 @@ DELETE FROM {schema}.event_batches WHERE id IN (
 -- name: ask_end
 -- Whether a transaction committed whose answer was lost.
 SELECT pg_xact_status(%(xid)s::text::xid8)
+
+-- name: refuse_staged
+-- Staged events that the tables refuse, each with its reason; they fail now.
+UPDATE {staged} s SET error = m.reason, event_hash = NULL
+FROM unnest(%(places)s::integer[], %(reasons)s::text[]) AS m (place, reason)
+WHERE s.place = m.place
