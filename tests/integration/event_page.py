@@ -22,14 +22,9 @@ def commands() -> list[str]:
 
 def export() -> dict[str, Any]:
     """The sync that brings facts into a lake."""
-    (text,) = [one for one in blocks("toml") if "[sync." in one]
+    (text,) = blocks("toml")
     (name,) = tomllib.loads(text)["sync"]
     return {"name": name, **tomllib.loads(text)["sync"][name]}
-
-
-def model() -> str:
-    (text,) = [one for one in blocks("toml") if "[facts]" in one]
-    return text
 
 
 def grants() -> str:

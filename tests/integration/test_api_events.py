@@ -289,6 +289,30 @@ def test_events_that_cannot_be_looked_at_do_not_take_the_other_figures_along(
     assert "events.toml" in problem(client.get("/events/status"), 422, "refused")["detail"]
 
 
+def test_a_database_that_is_away_is_said_and_the_rest_is_served(make_place: MakePlace) -> None:
+    nobody = "postgresql://nobody@127.0.0.1:1/none"
+    place = event_place(make_place, made=False)
+    toml = place.folder / "tidegate.toml"
+    text = toml.read_text().replace("warehouse = ", "was = ", 1)
+    toml.write_text(text.replace("[connections]\n", f'[connections]\nwarehouse = "{nobody}"\n'))
+    with place.open() as project, serving(project) as client:
+        for answer in (client.post("/events", json={}), client.get("/events/status")):
+            problem(answer, 503, "database-unavailable")
+            assert "nobody" not in answer.text
+        assert "tidegate_events_unreadable 1.0" in client.get("/metrics").text
+
+
+def test_a_table_that_somebody_locks_is_not_waited_for_without_end(
+    place: Place, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidegate.api.events.LOCK_MILLISECONDS", 200)
+    with place.target.connect() as other, other.transaction():
+        other.execute("LOCK TABLE raw_events IN ACCESS EXCLUSIVE MODE")
+        problem(client.post("/events", json={}), 503, "database-unavailable")
+    assert kept(place) == {}
+    assert client.post("/events", json={}).status_code == 202
+
+
 def test_drained_or_not_events_come_in(place: Place, client: httpx.Client) -> None:
     client.put("/drain", json={"draining": True})
     assert client.post("/events", json={}).status_code == 202
@@ -356,12 +380,12 @@ def test_a_service_that_is_killed_while_clients_send_loses_and_doubles_nothing(
 def test_requests_with_the_same_events_in_another_order_never_deadlock(
     place: Place, client: httpx.Client
 ) -> None:
-    events = [{"event_id": str(UUID(int=number))} for number in (2, 1)]
+    sent_events = [{"event_id": str(UUID(int=number))} for number in (2, 1)]
     insert = "INSERT INTO raw_events (id, body) VALUES (%s, '{}')"
     with place.target.connect() as other, ThreadPoolExecutor(1) as pool:
         with other.transaction():
             other.execute(insert, [UUID(int=1)])
-            sent = pool.submit(client.post, "/events", json=events)
+            sent = pool.submit(client.post, "/events", json=sent_events)
             wait_until_blocked(place.target.conninfo)
             # The request holds nothing yet that we could wait for.
             other.execute(insert, [UUID(int=2)])

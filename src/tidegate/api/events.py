@@ -18,14 +18,18 @@ from tidegate.api.problems import Problem, invalid
 from tidegate.api.service import Asker, Served, Service
 from tidegate.api.texts import PLAIN, no_nul
 from tidegate.insight.events import read_status, status_document
+from tidegate.insight.slots import quick_source
 from tidegate.model.access import Scope
 from tidegate.model.event_body import body_text, cut_array, cut_lines, find_id
+from tidegate.model.relation import Relation
 from tidegate.pipeline.event_intake import Taken, take_in
 from tidegate.pipeline.event_tables import ensure_tables
 from tidegate.pipeline.events import find_events, find_raw
+from tidegate.postgres.connect import Connection
 
 router = APIRouter(prefix="/events", tags=["events"])
 LINES = "application/x-ndjson"
+LOCK_MILLISECONDS = 5_000
 _KEYS = UUID("6f1c8d5e-3f0b-5f57-9a53-0f5c1f1b6a10")
 _EVENT = {
     "event_id": "5b1f7c3e-90ad-4c58-8f0e-2a3b4c5d6e7f",
@@ -119,8 +123,9 @@ async def post_events(
     **route(Scope.READ, kinds.REFUSED, responses={200: shown("How they stand.", STATUS_EXAMPLE)}),
 )
 def get_status(request: Request, service: Served) -> Response:
-    since = service.kept.changes
-    return service.keep(request, answer(status_document(read_status(service.context))), since)
+    since, context = service.kept.changes, service.context
+    found = read_status(context, quick_source(context))
+    return service.keep(request, answer(status_document(found)), since)
 
 
 def _cut(body: bytes, *, lines: bool) -> list[bytes]:
@@ -166,7 +171,14 @@ def _keep(service: Service, events: list[tuple[UUID, str]]) -> Taken:
     connection_name, raw = find_raw(service.context)
     with service.context.databases.lease(connection_name) as connection:
         try:
-            return take_in(connection, raw, events)
+            return _insert(connection, raw, events)
         except UndefinedTable:
             ensure_tables(connection, find_events(service.context))
-            return take_in(connection, raw, events)
+            return _insert(connection, raw, events)
+
+
+def _insert(connection: Connection, raw: Relation, events: list[tuple[UUID, str]]) -> Taken:
+    # Whoever locks the table must not stop the whole service.
+    with connection.transaction():
+        connection.execute(f"SET LOCAL lock_timeout = {LOCK_MILLISECONDS}")
+        return take_in(connection, raw, events)

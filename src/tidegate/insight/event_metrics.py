@@ -9,6 +9,7 @@ import psycopg
 from tidegate.errors import TidegateError
 from tidegate.insight.events import read_status
 from tidegate.insight.metrics import Metric
+from tidegate.insight.slots import quick_source
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.events import has_events
 
@@ -19,7 +20,7 @@ def measure_events(context: Context) -> Iterator[Metric]:
         return
     unread = Metric("tidegate_events_unreadable", "Whether the events could not be looked at.")
     try:
-        found = read_status(context)
+        found = read_status(context, quick_source(context))
     except (TidegateError, psycopg.Error):
         unread.values[()] = True
         yield unread

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from psycopg import sql
 
+from tidegate.insight.slots import Open
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.event_refresh import read_changes
 from tidegate.pipeline.event_shapes import BATCHES
@@ -88,10 +89,10 @@ class EventStatus:
     views: list[ViewStatus] = field(default_factory=list)
 
 
-def read_status(context: Context) -> EventStatus:
+def read_status(context: Context, open_source: Open | None = None) -> EventStatus:
     """How the events stand, from one snapshot."""
     events = find_events(context)
-    with context.databases.connect(events.connection) as connection:
+    with (open_source or context.databases.connect)(events.connection) as connection:
         begin_read_only(connection)
         try:
             return _Reading(connection, events).read()
