@@ -243,3 +243,19 @@ def test_a_replaced_attempt_refreshes_nothing_more(
         refresh(context, small_events(), session, check_alive=stale)
     with pytest.raises(pg.UndefinedTable):
         base.execute("SELECT * FROM analytics.mv_pages")
+
+
+def test_a_view_that_another_keeps_locked_is_not_waited_for_for_ever(
+    context: Context, session: Connection, base: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidegate.pipeline.event_refresh._LOCK_TIMEOUT", "100ms")
+    load(base, "home")
+    run(context, session)
+    load(base, "cart")
+    with base.connect() as other:
+        other.execute("BEGIN; REFRESH MATERIALIZED VIEW analytics.mv_pages")
+        ends = run(context, session)
+        other.execute("ROLLBACK")
+    assert [one.outcome for one in ends] == ["failed", "refreshed"]
+    assert "another session keeps it locked" in str(ends[0].error)
+    assert [one.outcome for one in run(context, session)] == ["refreshed", "unchanged"]

@@ -199,3 +199,42 @@ def test_names_need_quotes_and_may_hold_percent_signs(
     assert database.value(
         """SELECT "Ware ""house"" 100%s".create_monthly_partition('2026-10-31')"""
     )
+
+
+def test_a_log_of_another_making_gets_what_it_lacks(
+    session: Connection, database: Database
+) -> None:
+    database.execute(
+        "CREATE SCHEMA analytics",
+        "CREATE TABLE analytics.mv_refresh_log"
+        " (mv_name text PRIMARY KEY, refreshed_at timestamptz NOT NULL)",
+    )
+    made = ensure_tables(session, small_events())
+    assert "analytics.mv_refresh_log.error" in made
+    assert "analytics.mv_refresh_log.refreshed_at may be empty" in made
+    assert ensure_tables(session, small_events()) == []
+
+
+def test_a_column_of_the_users_own_that_must_be_filled_is_refused_and_kept(
+    session: Connection, database: Database
+) -> None:
+    ensure_tables(session, small_events())
+    database.execute("ALTER TABLE raw_events ADD tenant text NOT NULL")
+    with pytest.raises(DeclarationError, match=r"public.raw_events.tenant is NOT NULL"):
+        ensure_tables(session, small_events())
+    database.execute("ALTER TABLE raw_events ALTER tenant SET DEFAULT 'us'")
+    assert ensure_tables(session, small_events()) == []
+
+
+def test_facts_that_had_no_transactions_get_them_from_now_on(
+    session: Connection, database: Database
+) -> None:
+    ensure_tables(session, small_events())
+    database.execute("ALTER TABLE warehouse.fact_events DROP COLUMN loaded_in")
+    assert ensure_tables(session, small_events()) == ["warehouse.fact_events.loaded_in"]
+    database.execute(
+        "SELECT warehouse.create_monthly_partition('2026-10-01')",
+        "INSERT INTO warehouse.fact_events (event_hash, occurred_at, page)"
+        " VALUES ('a', '2026-10-31Z', 'home')",
+    )
+    assert database.value("SELECT loaded_in IS NOT NULL FROM warehouse.fact_events")

@@ -19,6 +19,8 @@ from tidegate.pipeline.events import Events
 from tidegate.postgres.connect import Connection, first_line, session_lost, translate
 from tidegate.postgres.identifiers import qualified, statement
 
+# Only another who changes the view is waited for; whoever reads it is not.
+_LOCK_TIMEOUT = "60s"
 REFRESHED = "refreshed"
 UNCHANGED = "unchanged"
 FAILED = "failed"
@@ -103,6 +105,7 @@ def _fill(
     replaced = standing.exists and standing.definition != definition_of(view)
     made = event_view.fill_next(connection, view) if replaced else None
     with connection.transaction():
+        connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
         if made is not None:
             event_view.swap(connection, view, made)
         elif not standing.exists:
@@ -148,6 +151,8 @@ def _reason(error: psycopg.Error) -> str:
     said = first_line(error)
     if isinstance(error, pg.DependentObjectsStillExist):
         return f"its definition changed, and others depend on it: {error.diag.message_detail}"
+    if isinstance(error, pg.LockNotAvailable):
+        return f"another session keeps it locked ({said})"
     if isinstance(error, pg.UniqueViolation | pg.CardinalityViolation):
         return f"its rows are not unique by the columns that the model names ({said})"
     return said

@@ -184,6 +184,12 @@ def _refuse(table: EventTable, found: _Found) -> None:
             )
         if type_ is None and not table.follows_model and column.required:
             raise DeclarationError(f"{name} is there already and has no {column.name}", rename)
+    unknown = sorted(found.obligatory - {one.name for one in table.columns})
+    if unknown and not table.follows_model:
+        raise DeclarationError(
+            f"{name}.{unknown[0]} is NOT NULL, and nothing here would fill it",
+            "give that column a default, or let it be empty",
+        )
 
 
 def _changes(table: EventTable, found: _Found) -> Iterable[_Missing]:
@@ -192,8 +198,15 @@ def _changes(table: EventTable, found: _Found) -> Iterable[_Missing]:
     for column in table.columns:
         if column.name not in found.types:
             parts = sql.Identifier(column.name), _raw(column.type)
-            add = sql.SQL("ALTER TABLE {} ADD COLUMN {} {}").format(name, *parts)
-            yield _Missing(f"{table.relation}.{column.name}", (add,))
+            texts = [sql.SQL("ALTER TABLE {} ADD COLUMN {} {}").format(name, *parts)]
+            if column.default is not None:
+                # By itself: together with the column it might have every row written anew.
+                texts.append(
+                    sql.SQL("ALTER TABLE {} ALTER COLUMN {} SET DEFAULT {}").format(
+                        name, parts[0], _raw(column.default)
+                    )
+                )
+            yield _Missing(f"{table.relation}.{column.name}", tuple(texts))
     filled = {one.name for one in table.columns if one.required} | set(table.key)
     for left in sorted(found.obligatory - filled):
         drop = sql.SQL("ALTER TABLE {} ALTER COLUMN {} DROP NOT NULL").format(
