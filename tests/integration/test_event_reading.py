@@ -9,6 +9,8 @@ from decimal import Decimal
 from typing import Any
 from uuid import uuid4
 
+import pytest
+
 from integration.conftest import Database
 from tidegate.model.event import EventLimits, EventReader, RawEvent
 from tidegate.model.event_model import Dimension, EventModel, Field, FieldType
@@ -126,8 +128,8 @@ def test_a_payload_is_what_jsonb_takes_and_values_are_what_their_columns_take(
         assert sum(one.payload is None for _, one in good) > 50
 
         connection.execute(
-            "CREATE TABLE facts (place bigint, at timestamptz, t text, n numeric, p numeric(12,3), i bigint,"
-            " f double precision, u uuid, d date, m timestamptz, b boolean, j jsonb)"
+            "CREATE TABLE facts (place bigint, at timestamptz, t text, n numeric, p numeric(12,3),"
+            " i bigint, f double precision, u uuid, d date, m timestamptz, b boolean, j jsonb)"
         )
         with connection.cursor().copy("COPY facts FROM STDIN") as copy:
             for place, (_, one) in enumerate(good):
@@ -145,18 +147,20 @@ def test_a_payload_is_what_jsonb_takes_and_values_are_what_their_columns_take(
                 assert json.loads(row[-1], **exact) == json.loads(expected[-1], **exact)
 
 
-def test_a_text_that_is_a_key_always_fits_into_an_index(database: Database) -> None:
-    key = Field("k", JsonPath.parse("$.k"), FieldType.TEXT)
+@pytest.mark.parametrize("type_", [FieldType.TEXT, FieldType.NUMERIC])
+def test_what_is_a_key_always_fits_into_an_index(database: Database, type_: FieldType) -> None:
+    key = Field("k", JsonPath.parse("$.k"), type_)
     at = Field("at", JsonPath.parse("$.at"), FieldType.TIMESTAMPTZ, required=True)
     dimension = Dimension("keys", Relation("w", "keys"), (key,))
     model = EventModel(Relation("w", "facts"), (at,), "at", ("at",), (dimension,))
     rng = random.Random(4)
-    database.execute("CREATE TABLE keys (k text PRIMARY KEY)")
+    database.execute(f"CREATE TABLE keys (k {type_} PRIMARY KEY)")
     taken = refused = 0
     for length in (1_990, 2_000, 2_001, 2_700, 2_712, 9_000):
         # Noise, so that nothing can be compressed.
-        text = "".join(chr(rng.randrange(33, 127)) for _ in range(length))
-        raw = json.dumps({"at": "2026-11-10T00:00:00Z", "k": text})
+        text = "".join(rng.choices("123456789", k=length))
+        written = f'"{text}"' if type_ is FieldType.TEXT else text
+        raw = f'{{"at": "2026-11-10T00:00:00Z", "k": {written}}}'
         one = EventReader(model, LIMITS).read(RawEvent(uuid4(), raw, RECEIVED))
         if one.error is not None:
             refused += 1

@@ -17,7 +17,7 @@ from tidegate.model.event_text import Unreadable, fits_numeric, has_odd_text, ki
 Read = Callable[[Any], Any]
 
 MAX_KEY_BYTES = 2_000
-"""of a text that is a primary key: an index entry takes no more than about 2,700"""
+"""of a text (or digits of a numeric) that is a primary key: an index entry takes 2,700 or so"""
 
 _EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
 _BIGINT = 2**63
@@ -39,8 +39,10 @@ def reader_of(field: Field, *, is_key: bool = False, is_hashed: bool = False) ->
     It returns str, bool, int, Decimal, float, UUID, date, datetime in UTC, or, for jsonb, its text.
     """
     match field.type:
+        case FieldType.NUMERIC if field.precision is not None:
+            return _numeric_reader(field.precision, field.scale or 0)
         case FieldType.NUMERIC:
-            return _numeric_reader(field.precision, field.scale)
+            return _read_numeric_key if is_key else read_numeric
         case FieldType.TEXT:
             is_bounded = is_key or field.max_length is not None
             return _bounded_text_reader(field.max_length, is_key) if is_bounded else read_text
@@ -110,17 +112,15 @@ def read_bigint(value: Any) -> int:
     return int(value)
 
 
-def _numeric_reader(precision: int | None, scale: int | None) -> Read:
-    if precision is None:
-        return read_numeric
-    digits = precision - (scale or 0)
+def _numeric_reader(precision: int, scale: int) -> Read:
+    digits = precision - scale
 
     def read(value: Any) -> Decimal:
         number = read_numeric(value)
         exponent = number.as_tuple().exponent
         assert isinstance(exponent, int)
-        if -exponent > (scale or 0):
-            raise Unreadable(f"more than {scale or 0} digits after the point")
+        if -exponent > scale:
+            raise Unreadable(f"more than {scale} digits after the point")
         if number and number.adjusted() >= digits:
             raise Unreadable(f"more than {digits} digits before the point")
         return number
@@ -139,6 +139,13 @@ def read_numeric(value: Any) -> Decimal:
             return number.quantize(Decimal(1), context=_EXACT)
         if not fits_numeric(number):
             raise Unreadable("out of range of a numeric")
+    return number
+
+
+def _read_numeric_key(value: Any) -> Decimal:
+    number = read_numeric(value)
+    if len(number.as_tuple().digits) > MAX_KEY_BYTES:
+        raise Unreadable(f"longer than {MAX_KEY_BYTES} digits")
     return number
 
 
