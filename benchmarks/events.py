@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 
+from benchmarks.events_instance import Instance
 from benchmarks.events_project import EventsProject, write_template
 from benchmarks.events_reference import Reference
 from benchmarks.load import best, timed
@@ -77,51 +76,46 @@ def _round_trips(report: Report, bench: EventsProject, connection: Connection) -
 def _instances(
     report: Report, bench: EventsProject, connection: Connection, folder: Path, repeats: int
 ) -> None:
-    seconds = {
-        count: min(_side_by_side(report, bench, connection, folder, count) for _ in range(repeats))
-        for count in (1, 2)
-    }
+    instances = [Instance.start(folder, number) for number in (1, 2)]
+    try:
+        for one in instances:
+            bench.reset(connection, WARM_EVENTS)
+            one.tell()
+            one.end()
+        seconds = {
+            count: min(
+                _side_by_side(report, bench, connection, instances[:count]) for _ in range(repeats)
+            )
+            for count in (1, 2)
+        }
+    finally:
+        for one in instances:
+            one.stop()
     report.ratio("two instances / one", seconds[1] / seconds[2], at_least=1.2)
 
 
 def _side_by_side(
-    report: Report, bench: EventsProject, connection: Connection, folder: Path, count: int
+    report: Report, bench: EventsProject, connection: Connection, instances: list[Instance]
 ) -> float:
-    """How long so many processes take, from their start to the end of the last."""
-    bench.reset(connection, WARM_EVENTS * count)
-    command = [sys.executable, "-m", "benchmarks.events_instance", str(folder)]
-    instances = [
-        subprocess.Popen(
-            [*command, str(number) * 16], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for number in range(count)
-    ]
-    for one in instances:
-        assert one.stdout is not None
-        if one.stdout.readline() != "warm\n":
-            raise RuntimeError("an instance did not start")
+    """How long they take together, from their start to the end of the last."""
     bench.reset(connection)
     finished = threading.Event()
     waited: list[float] = []
     watcher = threading.Thread(target=_watch, args=(bench, finished, waited))
     watcher.start()
     started = time.time()
-    ends = [one.communicate("go\n")[0].split() for one in _told(instances)]
+    for one in instances:
+        one.tell()
+    ends = [one.end() for one in instances]
     finished.set()
     watcher.join()
-    shares = " and ".join(f"{int(end[1]):,}" for end in ends)
-    seconds = max(float(end[0]) for end in ends) - started
-    report.note(f"{count} at once: {seconds:.2f} s ({shares} events), {sum(waited):.2f} s in locks")
+    seconds = max(moment for moment, _ in ends) - started
+    shares = " and ".join(f"{count:,}" for _, count in ends)
+    report.note(
+        f"instances at once: {len(instances)}, {seconds:.2f} s ({shares} events), "
+        f"{sum(waited):.2f} s in wait for locks"
+    )
     return seconds
-
-
-def _told(instances: list[subprocess.Popen[str]]) -> list[subprocess.Popen[str]]:
-    """All of them start now; each is listened to afterwards."""
-    for one in instances:
-        assert one.stdin is not None
-        one.stdin.write("go\n")
-        one.stdin.flush()
-    return instances
 
 
 def _watch(bench: EventsProject, finished: threading.Event, waited: list[float]) -> None:

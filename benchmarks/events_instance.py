@@ -2,22 +2,57 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.events_project import EventsProject
 
 
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """The process, as the one sees it that started it."""
+
+    process: subprocess.Popen[str]
+
+    @classmethod
+    def start(cls, folder: Path, number: int) -> Instance:
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.events_instance",
+            str(folder),
+            str(number) * 16,
+        ]
+        return cls(
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        )
+
+    def tell(self) -> None:
+        """Let it work until the queue is empty."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+
+    def end(self) -> tuple[float, int]:
+        """When it was done, and with how many events."""
+        assert self.process.stdout is not None
+        moment, count = self.process.stdout.readline().split()
+        return float(moment), int(count)
+
+    def stop(self) -> None:
+        self.process.communicate()
+
+
 def main() -> None:
-    """`FOLDER NAME`: says when it is warm, waits for a line, works, and says when it ended."""
+    """`FOLDER NAME`: works once for each line that it is sent."""
     folder, name = sys.argv[1:]
     bench = EventsProject(Path(folder))
-    bench.process(name)
-    print("warm", flush=True)
-    sys.stdin.readline()
-    done = bench.process(name)
-    print(f"{time.time()} {done.done + done.failed}", flush=True)
+    for _ in sys.stdin:
+        done = bench.process(name)
+        print(f"{time.time()} {done.done + done.failed}", flush=True)
     bench.project.close()
 
 

@@ -185,8 +185,12 @@ class EventScene:
         """No staging table, no job at work."""
         left = "SELECT count(*) FROM pg_tables WHERE tablename LIKE 'stg\\_%'"
         assert self.value(left) == 0
+        assert self.jobs("running") == 0
+
+    def jobs(self, status: str) -> int:
         with psycopg.connect(self.control) as connection:
             row = connection.execute(
-                "SELECT count(*) FROM tidegate_control.jobs WHERE status = 'running'"
+                "SELECT count(*) FROM tidegate_control.jobs WHERE status = %s", (status,)
             ).fetchone()
-            assert row == (0,)
+        assert row is not None
+        return int(row[0])

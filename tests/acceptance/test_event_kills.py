@@ -225,3 +225,26 @@ def test_an_instance_that_stops_holds_up_nobody_and_ends_nothing_twice(
     until(lambda: scene.value("SELECT count(*) FROM ended") == COUNT, "the last events")
     scene.assert_exact()
     scene.assert_swept()
+
+
+@pytest.mark.parametrize("point", ["event.provisioned", "event.staged", "event.refreshed"])
+@pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGINT])
+def test_told_to_go_it_leaves_its_job_and_the_next_run_does_what_is_left(
+    make_events: MakeEvents, tmp_path: Path, point: str, told: signal.Signals
+) -> None:
+    scene = make_events()
+    scene.generate(COUNT)
+    scene.watch()
+    flag = tmp_path / "there"
+    run = scene.start(failpoint=f"{point}=wait:{flag}")
+    run.wait_for(flag.exists, point)
+    run.send(told)
+    ended = run.wait()
+    assert ended.code == (130 if told is signal.SIGINT else 1), ended
+    assert f"1 job {'cancelled' if told is signal.SIGINT else 'given back'}" in ended.err
+    scene.run()
+    scene.assert_exact()
+    scene.assert_swept()
+    assert scene.jobs("pending") == 0
+    assert scene.jobs("cancelled") == (told is signal.SIGINT)
+    assert scene.tables() == undisturbed(make_events)

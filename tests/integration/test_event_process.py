@@ -6,10 +6,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from psycopg import sql
 
 from integration.conftest import MakePlace
 from integration.event_queues import NOVEMBER, Queue, visit
 from tidegate.destinations.event_statements import EventStatements
+from tidegate.postgres.identifiers import qualified, statement
 from tidegate.spark.copying import StagingPlace
 from tidegate.spark.event_reading import EventReading, split, stage_here
 
@@ -125,6 +127,20 @@ def test_any_order_of_batches_gives_the_same_tables(make_place: MakePlace) -> No
         queue.process()
         contents.append(queue.contents())
     assert contents[0] == contents[1] == contents[2]
+
+
+def test_a_claim_reads_its_events_in_order_from_the_index_of_pending_ones(queue: Queue) -> None:
+    queue.database.execute(
+        "INSERT INTO raw_events (id, body, status) SELECT gen_random_uuid(), '{}',"
+        " CASE WHEN g % 100 = 0 THEN 'pending' ELSE 'done' END FROM generate_series(1, 50000) g",
+        "ANALYZE raw_events",
+    )
+    claim = statement("events/processing", "claim_events", raw=qualified(queue.events.raw))
+    with queue.database.connect() as connection:
+        rows = connection.execute(sql.SQL("EXPLAIN ") + claim, {"size": 100}).fetchall()
+    plan = "\n".join(row[0] for row in rows)
+    assert "Index Scan using raw_events_pending" in plan
+    assert "Sort" not in plan
 
 
 def test_what_a_column_does_not_take_fails_alone(queue: Queue) -> None:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from acceptance.processes import until
 from integration.conftest import Database, MakeProject
 from integration.event_models import small_events, small_model
 from tidegate.model.event import EventLimits, RawEvent, read_event
@@ -267,3 +268,26 @@ def test_an_open_reader_is_not_disturbed_by_a_month_that_goes(
     provision(context, events, session)
     assert [row[0] for row in base.execute(PARTS)] == [part(month(0))]
     assert base.value(f"SELECT count(*) FROM warehouse.{part(month(-5))}") == 1
+
+
+def test_a_reader_that_comes_while_a_month_goes_is_not_kept_waiting(
+    context: Context, session: Connection, base: Database
+) -> None:
+    events = small_events(months_ahead=0, keep_months=3)
+    ensure_tables(session, events)
+    old(base, month(-5), month(0))
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND pid = "
+    with base.connect() as reader:
+        reader.execute("BEGIN; SELECT count(*) FROM warehouse.fact_events")
+        going = threading.Thread(target=lambda: provision(context, events, session))
+        going.start()
+        until(lambda: base.value(f"{waits}{session.info.backend_pid}") == 1, "the detach to wait")
+        base.execute("SET lock_timeout = '300ms'", "SELECT count(*) FROM warehouse.fact_events")
+        base.execute(
+            "SET lock_timeout = '300ms'",
+            "INSERT INTO warehouse.fact_events (event_hash, occurred_at, page)"
+            " VALUES ('b', now(), 'home')",
+        )
+        reader.execute("COMMIT")
+        going.join()
+    assert [row[0] for row in base.execute(PARTS)] == [part(month(0))]

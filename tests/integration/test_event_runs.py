@@ -253,6 +253,25 @@ def test_failed_events_are_tried_again_by_reason_id_or_all(place: Place, project
     assert (report.claimed, report.failed, report.facts) == (failed, failed, 0)
 
 
+def test_events_that_fail_again_at_once_are_retried_once(place: Place, project: Project) -> None:
+    generate(project, 100)
+    project.run_events("provision", "process")
+    failed = read_status(project.context).failed
+    place.target.execute(
+        "CREATE FUNCTION fail_again() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " NEW.status := 'failed'; NEW.processed_at := clock_timestamp(); RETURN NEW; END $$",
+        "CREATE TRIGGER fail_again BEFORE UPDATE ON raw_events"
+        " FOR EACH ROW EXECUTE FUNCTION fail_again()",
+    )
+    counts: list[int] = []
+    thread = threading.Thread(
+        target=lambda: counts.append(retry_events(project.context)), daemon=True
+    )
+    thread.start()
+    thread.join(20)
+    assert counts == [failed]
+
+
 def test_a_corrected_model_takes_what_failed_before(place: Place, project: Project) -> None:
     model = place.folder / "events.toml"
     text = model.read_text()

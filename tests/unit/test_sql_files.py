@@ -40,6 +40,7 @@ PLACES = {
     "side",
     "before",
     "raw",
+    "staged",
     "log",
     "copied",
 }

@@ -20,7 +20,7 @@ from tidegate.errors import BusyError, ControlMismatch, StaleAttempt, TidegateEr
 from tidegate.failpoints import reach
 from tidegate.model.event_batch import Processed
 from tidegate.model.event_phase import PHASES, Phase
-from tidegate.model.job import EVENT, JobRequest
+from tidegate.model.job import EVENT, Claim, JobRequest
 from tidegate.model.relation import Endpoint
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.event_process import process
@@ -136,13 +136,17 @@ class EventRunner:
             time.sleep(_POLL_SECONDS)
 
     def _claim_free(self, control: Connection, request: JobRequest) -> Claimed:
-        """A job that locks nothing; what died of its like ends, since this one does its work."""
+        """A job that locks nothing: one that was left by a process like this, or a new one."""
         plane, jobs = self._context.plane, Jobs(self._context.plane)
         for dead in DeadAttempts(plane).list(control, project=request.project):
             if dead.kind == EVENT and dead.payload == request.payload:
-                DeadAttempts(plane).reclaim(control, dead, self._actor, last=True)
+                DeadAttempts(plane).reclaim(control, dead, self._actor)
         self._heartbeat.join()
         since = now()
+        for job_id in jobs.waiting_like(control, request):
+            claim = self._claim_job(control, job_id)
+            if claim is not None:
+                return Claimed(claim, self._heartbeat, since)
         with control.transaction():
             control.execute("SET LOCAL idle_in_transaction_session_timeout = '5s'")
             submitted = jobs.submit(control, request, self._actor, announce=False)
@@ -150,15 +154,18 @@ class EventRunner:
                 refuse_draining(plane, control)
                 raise BusyError(f"{request.name} was not begun: {submitted.outcome}", "try again")
             reach("job.submitted")
-            claim = jobs.claim(
-                control,
-                self._heartbeat.worker.worker_id,
-                submitted.job_id,
-                lease_seconds=self._heartbeat.lease_seconds,
-            )
+            claim = self._claim_job(control, submitted.job_id)
             assert claim is not None
         reach("job.claimed")
         return Claimed(claim, self._heartbeat, since)
+
+    def _claim_job(self, control: Connection, job_id: UUID) -> Claim | None:
+        return Jobs(self._context.plane).claim(
+            control,
+            self._heartbeat.worker.worker_id,
+            job_id,
+            lease_seconds=self._heartbeat.lease_seconds,
+        )
 
     def _work(
         self,
