@@ -142,7 +142,7 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(
     text=st.one_of(
         st.lists(PIECES, max_size=6).map("".join),
