@@ -89,7 +89,8 @@ class EventGenerator:
         self.totals = Totals(keys={one.name: Counter() for one in model.dimensions})
         self._model = model
         self._plan = plan
-        self._rng = Random(plan.seed)
+        # Another day or model gives other events, which then need other ids.
+        self._rng = Random(repr((plan, model.fields)))
         self._since = plan.until - timedelta(days=plan.days)
         self._samples = Samples(model, self._rng, self._since, plan.until)
         self._story: Iterator[Tree] | None = None
