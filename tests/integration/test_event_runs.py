@@ -310,6 +310,8 @@ def test_the_commands_print_lines_and_documents(place: Place, project: Project) 
     assert status["failed"] == totals.malformed.total()
     said = run(place, "event", "status").out
     assert "nothing waits" in said
+    line = f"events: 0 waiting, {status['failed']} failed, views up to date; see: tidegate event"
+    assert line in run(place, "status").out
     assert "why events failed" in said
     dry = run(place, "event", "retry", "--all", "--dry-run")
     assert f"{status['failed']} failed events would wait again" in dry.out
