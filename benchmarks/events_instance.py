@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -27,7 +28,14 @@ class Instance:
             str(number) * 16,
         ]
         return cls(
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                # Of one core each: what is asked is whether they get in each other's way.
+                env={**os.environ, "TIDEGATE_SPARK__MASTER": "local[1]"},
+            )
         )
 
     def tell(self) -> None:

@@ -35,7 +35,7 @@ from tidegate.model.group import Group
 from tidegate.model.job import EVENT, SYNC, TASK, VACUUM, Submitted
 from tidegate.model.load import LoadResult
 from tidegate.model.publish import Publish, PublishReport
-from tidegate.model.relation import Endpoint
+from tidegate.model.relation import Endpoint, Relation
 from tidegate.model.rules import Check, Duplicates, Mode, Rules
 from tidegate.model.scheduled import Scheduled
 from tidegate.model.sync import Sync
@@ -43,7 +43,7 @@ from tidegate.model.task import Step, Task, TaskRun
 from tidegate.model.verification import Verification
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declarations import Declarations, read_declarations
-from tidegate.pipeline.events import Events, find_events, has_events
+from tidegate.pipeline.events import Events, find_events
 from tidegate.pipeline.expanding import Expanded, expand
 from tidegate.pipeline.scheduled import scheduled_syncs, scheduled_tasks
 from tidegate.pipeline.task_graph import TaskGraph, build_graph, find_task
@@ -493,7 +493,10 @@ class Project:
 
         >>> project.run_events().processed.facts                     # doctest: +SKIP
         """
-        wanted = [Phase(one) for one in phases] or list(PHASES)
+        unknown = [one for one in phases if one not in PHASES]
+        if unknown:
+            raise UsageError(f"there is no phase {unknown[0]!r}", f"one of {', '.join(PHASES)}")
+        wanted = [one for one in PHASES if not phases or one in phases]
         try:
             seconds = None if budget is None else parse_duration(budget)
         except ValueError as error:
@@ -529,8 +532,9 @@ class Project:
         def targets() -> list[Endpoint]:
             found = [one.target for one in self._all().values() if isinstance(one, Sync)]
             found += [one.target for one in self.tasks.values() if one.target is not None]
-            if has_events(self.context):
-                found.append(Endpoint(self.events.connection, self.events.raw))
+            events = self.settings.events
+            if events.connection is not None:
+                found.append(Endpoint(events.connection, Relation.parse(events.raw_table)))
             return found
 
         sweeper = Sweeper(self.context, actor=actor, targets=targets)

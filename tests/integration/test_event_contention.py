@@ -31,17 +31,20 @@ def queue(make_place: MakePlace) -> Queue:
 
 
 class Stagings:
-    """Counts how often a batch is staged, and may do something just before."""
+    """Counts how often a batch is staged, and may do something just before and after."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
         self.before: Callable[[], None] = lambda: None
+        self.after: Callable[[], None] = lambda: None
         stage = event_process.stage_here
 
         def counted(*arguments: Any) -> Any:
             self.count += 1
             self.before()
-            return stage(*arguments)
+            staged = stage(*arguments)
+            self.after()
+            return staged
 
         monkeypatch.setattr(event_process, "stage_here", counted)
 
@@ -211,6 +214,24 @@ def assert_one(count: int) -> None:
     assert count == 1
 
 
+@pytest.mark.parametrize("loss", ["DELETE FROM {} WHERE place = 3", "DROP TABLE {}"])
+def test_staged_rows_that_are_lost_are_staged_again(
+    queue: Queue, stagings: Stagings, loss: str
+) -> None:
+    queue.put(visit(number) for number in range(10))
+
+    def lose_once() -> None:
+        if stagings.count == 1:
+            (table,) = queue.database.execute(
+                "SELECT oid::regclass::text FROM pg_class WHERE relname LIKE 'stg\\_%'"
+            )
+            queue.database.execute(loss.format(*table))
+
+    stagings.after = lose_once
+    done = queue.process()
+    assert (done.done, done.facts, done.batches, stagings.count) == (10, 10, 1, 2)
+
+
 def test_an_attempt_that_was_replaced_commits_nothing(queue: Queue) -> None:
     queue.put([visit(1)])
     calls = []
@@ -344,7 +365,9 @@ def test_a_commit_whose_answer_was_lost_is_looked_up(queue: Queue) -> None:
         opened.append(connect(queue.database.conninfo, name="test"))
         return opened[-1]
 
-    claim = EventClaim(queue.events, open_session, lock_timeout_seconds=5.0)
+    claim = EventClaim(
+        queue.events, open_session, lock_timeout_seconds=5.0, statement_timeout_seconds=60.0
+    )
 
     def write() -> str:
         row = (

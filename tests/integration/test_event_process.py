@@ -119,6 +119,9 @@ def test_a_spent_budget_ends_the_run_before_another_claim(queue: Queue) -> None:
 def test_any_order_of_batches_gives_the_same_tables(make_place: MakePlace) -> None:
     bodies: list[Any] = [visit(number) for number in range(60)]
     bodies += [visit(number, user="user-0", place=None) for number in range(100, 120)]
+    # Of several at one moment the hash decides whose name is taken.
+    bodies += [visit(number, user="one", at=NOVEMBER) for number in range(7)]
+    bodies += [visit(number, user="one", at=NOVEMBER, page=f"p{number}") for number in range(30)]
     contents = []
     for order, size in ((bodies, 1000), (bodies[::-1], 7), (bodies[30:] + bodies[:30], 13)):
         place = make_place()

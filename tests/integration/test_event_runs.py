@@ -20,7 +20,9 @@ from tidegate.control.workers import Worker, Workers
 from tidegate.errors import BusyError, ControlMismatch, UsageError
 from tidegate.insight.events import count_failed, read_status, retry_events
 from tidegate.model.event_phase import Phase
+from tidegate.model.identity import new_attempt_id
 from tidegate.model.job import Claim, JobStatus
+from tidegate.model.staging import new_write_id, staging_table
 from tidegate.pipeline.events import find_events
 from tidegate.project import Project
 from tidegate.runtime.event_jobs import event_request
@@ -78,6 +80,31 @@ def test_each_phase_works_by_itself_and_on_an_empty_database(
     report = project.run_events(phase)
     given = (report.provisioned, report.processed, report.refreshed)
     assert [one is not None for one in given] == [one is phase for one in Phase]
+
+
+def test_an_unknown_phase_is_refused_and_known_ones_keep_their_order(project: Project) -> None:
+    with pytest.raises(UsageError, match="there is no phase 'load'"):
+        project.run_events("load")
+    seen: list[Phase] = []
+    project.run_events("refresh", "provision", ended=lambda phase, _: seen.append(phase))
+    assert seen == [Phase.PROVISION, Phase.REFRESH]
+
+
+def test_what_a_dead_instance_staged_is_swept(place: Place, project: Project) -> None:
+    project.run_events("provision")
+    control_id = project.context.control_id()
+    table = staging_table(control_id, new_attempt_id(), new_write_id())
+    left = "SELECT count(*) FROM pg_tables WHERE tablename LIKE 'stg\\_%'"
+    for sweep in (lambda: project.run_events("process"), lambda: _tidy(project)):
+        place.target.execute(f"CREATE UNLOGGED TABLE tidegate.{table} (id int)")
+        assert place.target.value(left) == 1
+        sweep()
+        assert place.target.value(left) == 0
+
+
+def _tidy(project: Project) -> None:
+    with project.context.plane.connect() as control:
+        project.sweep_loop("test").sweeper.run_once(control, tidy=True)
 
 
 def test_a_month_that_comes_between_the_phases_is_made_at_once(
@@ -310,6 +337,8 @@ def test_the_commands_print_lines_and_documents(place: Place, project: Project) 
     assert status["failed"] == totals.malformed.total()
     said = run(place, "event", "status").out
     assert "nothing waits" in said
+    line = f"events: 0 waiting, {status['failed']} failed, views up to date; see: tidegate event"
+    assert line in run(place, "status").out
     assert "why events failed" in said
     dry = run(place, "event", "retry", "--all", "--dry-run")
     assert f"{status['failed']} failed events would wait again" in dry.out

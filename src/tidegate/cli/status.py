@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tidegate.insight.status import SyncStatus
     from tidegate.insight.table_health import UnwellTable
     from tidegate.model.lateness import Lateness
+    from tidegate.pipeline.context import Context
 
 
 def status(
@@ -62,6 +63,8 @@ def status(
                 print_line(f"{one.sync}: {line}")
         for slot in found.slots:
             print_line(f"slot {slot.slot} of {slot.connection}: {_slot(slot)}")
+        if not names:
+            _print_events(opened.context)
         _print_queue(found.queue)
         _print_unwell(found.unwell_tables)
         if found.control_unreachable:
@@ -83,6 +86,30 @@ def _slot(slot: SlotStatus) -> str:
     kept = "" if slot.retained_bytes is None else f"keeps {in_bytes(slot.retained_bytes)}, "
     text = f"{kept}read by {readers}"
     return text if slot.remark is None else f"{text}; {slot.remark.text}"
+
+
+def _print_events(context: Context) -> None:
+    """What waits and what failed, where the project has events."""
+    import psycopg
+
+    from tidegate.errors import TidegateError
+    from tidegate.insight.events import read_status
+    from tidegate.pipeline.events import has_events
+
+    if not has_events(context):
+        return
+    try:
+        found = read_status(context)
+    except (TidegateError, psycopg.Error) as error:
+        print_line(f"events: {str(error).splitlines()[0]}")
+        return
+    oldest = f" for up to {span(found.lag_seconds)}" if found.lag_seconds is not None else ""
+    behind = sum(not one.is_current for one in found.views)
+    views = f"{behind} of {len(found.views)} views behind" if behind else "views up to date"
+    print_line(
+        f"events: {found.pending:,} waiting{oldest}, {found.failed:,} failed, {views}; "
+        "see: tidegate event status"
+    )
 
 
 def _print_queue(queue: QueueStatus) -> None:

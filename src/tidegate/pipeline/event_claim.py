@@ -33,11 +33,17 @@ class EventClaim:
     """Holds events of one batch after the other; what is not committed was never claimed."""
 
     def __init__(
-        self, events: Events, connect: Callable[[], Connection], *, lock_timeout_seconds: float
+        self,
+        events: Events,
+        connect: Callable[[], Connection],
+        *,
+        lock_timeout_seconds: float,
+        statement_timeout_seconds: float,
     ) -> None:
         self._events = events
         self._connect = connect
         self._lock_timeout = lock_timeout_seconds
+        self._statement_timeout = statement_timeout_seconds
         self._connection: Connection | None = None
 
     def take(self, size: int) -> list[UUID]:
@@ -117,12 +123,14 @@ class EventClaim:
                 connection.close()
 
     def _bound(self, connection: Connection, idle_seconds: float) -> None:
+        seconds = (self._lock_timeout, self._statement_timeout, idle_seconds)
         connection.execute(
             "SELECT set_config('lock_timeout', %s, true),"
+            " set_config('statement_timeout', %s, true),"
             " set_config('idle_in_transaction_session_timeout', %s, true),"
             " set_config('client_connection_check_interval', '1s', true),"
             " set_config('synchronous_commit', 'on', true)",
-            (f"{int(self._lock_timeout * 1000)}ms", f"{int(idle_seconds * 1000)}ms"),
+            [f"{max(1, int(one * 1000))}ms" for one in seconds],
         )
 
     def _has_committed(self, xid: str) -> bool:

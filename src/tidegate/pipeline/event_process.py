@@ -65,10 +65,13 @@ class _Processing:
     def run(self, budget_seconds: float, max_batches: int | None) -> Processed:
         started = time.monotonic()
         ends: list[BatchEnd] = []
+        worker = self.context.settings.worker
         claim = EventClaim(
             self.events,
             partial(self.context.databases.connect, self.events.connection, _APPLICATION),
-            lock_timeout_seconds=max(30.0, self.context.settings.worker.lock_timeout_seconds),
+            # Instances may wait for each other a batch long.
+            lock_timeout_seconds=max(30.0, worker.lock_timeout_seconds),
+            statement_timeout_seconds=worker.publish_timeout_seconds,
         )
         losses = 0
         try:

@@ -4,12 +4,11 @@
 -- Months to be made, and partitions to be detached that no waiting event needs.
 WITH clock AS (
     SELECT date_trunc('month', statement_timestamp() AT TIME ZONE 'UTC') AS month
-), pending AS MATERIALIZED (
-    SELECT body, received_at FROM {raw}
-    WHERE status = 'pending' AND octet_length(body) <= %(max_bytes)s
-    ORDER BY received_at, id LIMIT %(most)s
 ), moments AS MATERIALIZED (
-    SELECT {schema}.event_moment(body, %(path)s) AS moment, received_at FROM pending
+    -- Whichever they are: of a larger backlog the second phase finds the months that are missing.
+    SELECT {schema}.event_moment(body, %(path)s) AS moment, received_at FROM {raw}
+    WHERE status = 'pending' AND octet_length(body) <= %(max_bytes)s
+    LIMIT %(most)s
 ), waiting AS (
     SELECT DISTINCT date_trunc('month', moments.moment AT TIME ZONE 'UTC') AS month
     FROM moments, clock
