@@ -32,7 +32,6 @@ changes = "cdc"
 source = "shop:public.orders"
 target = "warehouse:public.by_cursor"
 cursor = "updated_at"
-lookback = "1 hour"
 settle = "0s"
 [sync.written]
 source = "shop:public.orders"
@@ -181,6 +180,7 @@ def _measure_memory(project: Project, report: Report, folder: Path, rows: int) -
 def _measure_written(
     project: Project, report: Report, source: Connection, rows: int, tries: int
 ) -> None:
+    make_source(source, rows)  # of which nothing was written within the lookback
     times: dict[str, list[float]] = {"plain": [], "written": []}
     for number in range(tries + 2):
         source.execute(
