@@ -5,7 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import graphs, history, lake, load, many, queues, service, status, wide
+from benchmarks import (
+    changes,
+    events,
+    graphs,
+    history,
+    lake,
+    load,
+    many,
+    queues,
+    service,
+    status,
+    verify,
+    wide,
+)
 from benchmarks.report import Report
 
 
@@ -21,10 +34,22 @@ def main() -> int:
     parser.add_argument("--files", type=int, default=10_000)
     parser.add_argument("--events", type=int, default=5_000_000)
     parser.add_argument("--tasks", type=int, default=1_000)
+    parser.add_argument("--raw-events", type=int, default=100_000)
     parser.add_argument(
         "subject",
         nargs="?",
-        choices=("load", "lake", "queue", "status", "service", "history", "graph"),
+        choices=(
+            "load",
+            "lake",
+            "queue",
+            "status",
+            "service",
+            "history",
+            "graph",
+            "verify",
+            "changes",
+            "events",
+        ),
         help="only this one",
     )
     options = parser.parse_args()
@@ -51,6 +76,15 @@ def main() -> int:
     if options.subject in (None, "graph"):
         print(f"a graph of {options.tasks:,} tasks that do nothing, one worker")
         graphs.run(report, tasks=options.tasks, repeats=options.repeats)
+    if options.subject in (None, "verify"):
+        print(f"verify of {options.rows:,} rows x 13 columns, Postgres and Postgres")
+        verify.run(report, rows=options.rows, repeats=options.repeats)
+    if options.subject in (None, "changes"):
+        print(f"late data: changes of {options.rows:,} rows x 13 columns, Postgres to Postgres")
+        changes.run(report, rows=options.rows, repeats=options.repeats)
+    if options.subject in (None, "events"):
+        print(f"{options.raw_events:,} raw events into facts and five dimensions, Spark warm")
+        events.run(report, events=options.raw_events, repeats=options.repeats)
     if report.missed:
         print(f"missed: {', '.join(report.missed)}")
     return 1 if report.missed else 0

@@ -26,6 +26,8 @@ LONGEST = (
     "test_lake_destination",
     "test_lake_zombies",
     "test_lake_faults",
+    "test_late_differential",
+    "test_event_kills",
     "test_prove",
     "test_demo",
     "test_lake_source",

@@ -53,6 +53,7 @@ def sync(
     cursor: str | None = None,
     mode: str | None = None,
     changes: str | None = None,
+    deletes: str | None = None,
     lookback: str | int | None = None,
     settle: str | None = None,
     null_cursor: str | None = None,

@@ -13,10 +13,12 @@ TidegateError
 ├── DestinationError          the destination cannot take the rows
 │   ├── TargetGone            the target was dropped or emptied under its watermark
 │   ├── DriftRefused          the source's columns changed, and the target does not follow
+│   ├── ViewsFailed           some views could not be refreshed; the others are
 │   ├── ChecksFailed          more rows fail their checks than the declaration allows
 │   └── StagingLost           staged rows vanished before publishing; stage again
 ├── SourceError               the source cannot be read as declared
-│   └── SnapshotGone          a lake no longer knows the snapshot that was loaded last
+│   ├── SnapshotGone          a lake no longer knows the snapshot that was loaded last
+│   └── ChangesLost           a slot no longer holds all that came after the last load
 ├── TransformError            the user's function failed or returned something unusable
 ├── TaskFailed                the user's task raised an error
 ├── LoadError                 a load failed; the message carries the cause
@@ -108,6 +110,12 @@ class SnapshotGone(SourceError):
     permanent = True
 
 
+class ChangesLost(SourceError):
+    """What a table has gone through since the last load cannot be told any more by its slot."""
+
+    permanent = True
+
+
 class DestinationError(TidegateError):
     """The destination cannot take the rows."""
 
@@ -126,6 +134,12 @@ class DriftRefused(DestinationError):
 
 class ChecksFailed(DestinationError):
     """More rows fail their checks than the declaration allows."""
+
+    permanent = True
+
+
+class ViewsFailed(DestinationError):
+    """Some materialized views could not be refreshed; the message says which, and why."""
 
     permanent = True
 

@@ -19,6 +19,8 @@ POINTS = (
     "job.submitted",
     "job.claimed",
     "fence.raised",
+    "slot.made",
+    "changes.landed",
     "batch.planned",
     "evolve.changed",
     "evolve.done",
@@ -31,6 +33,8 @@ POINTS = (
     "publish.applied",
     "publish.moved",
     "publish.committed",
+    "slot.noted",
+    "slot.advanced",
     "branch.created",
     "branch.staged",
     "intent.noted",
@@ -55,6 +59,12 @@ POINTS = (
     "state.written",
     "state.loaded",
     "notice.delivered",
+    "event.provisioned",
+    "event.claimed",
+    "event.staged",
+    "event.applied",
+    "event.committed",
+    "event.refreshed",
 )
 
 

@@ -9,12 +9,14 @@ from typing import Any
 from tidegate.control.workers import user_name
 from tidegate.errors import UsageError
 from tidegate.insight.superseded import find_versions, remove_superseded
-from tidegate.model.job import MAINTENANCE, SYNC, TASK, VACUUM
+from tidegate.model.job import EVENT, MAINTENANCE, SYNC, TASK, VACUUM
 from tidegate.model.sync import Sync
 from tidegate.model.task import Task
 from tidegate.pipeline.context import Context
 from tidegate.runtime.attempt import LiveAttempt
 from tidegate.runtime.claiming import Claimed
+from tidegate.runtime.event_jobs import check_event
+from tidegate.runtime.event_runner import EventRunner
 from tidegate.runtime.handlers import (
     NOTHING_HANDLER,
     Handler,
@@ -44,6 +46,7 @@ def handlers_of(
         VACUUM: Handler(VACUUM, check_vacuum, partial(_work_vacuum, context, find_sync)),
         MAINTENANCE: Handler(MAINTENANCE, check_maintenance, partial(work_maintenance, context)),
         TASK: Handler(TASK, check_task, partial(_work_task, context, find_tasks)),
+        EVENT: Handler(EVENT, check_event, partial(_work_event, context)),
         NOTHING_HANDLER.kind: NOTHING_HANDLER,
     }
     return {kind: check_kind(kind, made) for kind in kinds} if kinds else made
@@ -87,6 +90,10 @@ def _work_task(context: Context, find_tasks: FindTasks, claimed: Claimed) -> boo
     run = read_payload(find_tasks(), claim.name, claim.payload)
     TaskRunner(context, claimed.heartbeat).work(run, claimed)
     return True
+
+
+def _work_event(context: Context, claimed: Claimed) -> bool:
+    return EventRunner(context, claimed.heartbeat).work(claimed)
 
 
 def _work_sync(context: Context, find_sync: FindSync, claimed: Claimed) -> bool:

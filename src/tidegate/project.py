@@ -28,24 +28,33 @@ from tidegate.insight.watermarks import SyncWatermark
 from tidegate.insight.why import explain_row, find_sync
 from tidegate.kinds import handlers_of
 from tidegate.model.adoption import Adoption, StartingPoint
+from tidegate.model.backfill import BackfillReport
+from tidegate.model.event_phase import PHASES, Phase
 from tidegate.model.explanation import Explanation
 from tidegate.model.group import Group
-from tidegate.model.job import SYNC, TASK, VACUUM, Submitted
+from tidegate.model.job import EVENT, SYNC, TASK, VACUUM, Submitted
 from tidegate.model.load import LoadResult
 from tidegate.model.publish import Publish, PublishReport
-from tidegate.model.relation import Endpoint
+from tidegate.model.relation import Endpoint, Relation
 from tidegate.model.rules import Check, Duplicates, Mode, Rules
 from tidegate.model.scheduled import Scheduled
 from tidegate.model.sync import Sync
 from tidegate.model.task import Step, Task, TaskRun
+from tidegate.model.verification import Verification
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declarations import Declarations, read_declarations
+from tidegate.pipeline.events import Events, find_events
 from tidegate.pipeline.expanding import Expanded, expand
 from tidegate.pipeline.scheduled import scheduled_syncs, scheduled_tasks
 from tidegate.pipeline.task_graph import TaskGraph, build_graph, find_task
 from tidegate.pipeline.task_work import is_complete
+from tidegate.pipeline.verify import verify_sync
 from tidegate.postgres.connect import Connection
+from tidegate.runtime.backfilling import backfill_sync
 from tidegate.runtime.claiming import open_heartbeat
+from tidegate.runtime.event_jobs import COMMAND as EVENT_COMMAND
+from tidegate.runtime.event_jobs import prepare_events, scheduled_events
+from tidegate.runtime.event_runner import EventOptions, EventReport, EventRunner
 from tidegate.runtime.heartbeat import Heartbeat
 from tidegate.runtime.hold import hold_table
 from tidegate.runtime.many import ManyReport, SyncEnd, run_many
@@ -53,6 +62,7 @@ from tidegate.runtime.notifier import Notifier, NotifyLoop
 from tidegate.runtime.policy_loop import PolicyKeeper
 from tidegate.runtime.publisher import Publisher
 from tidegate.runtime.refreshing import RefreshLoop
+from tidegate.runtime.repairing import COMMAND, repair_sync
 from tidegate.runtime.runner import Runner, RunOptions, RunReport
 from tidegate.runtime.scheduled_syncs import prepare_syncs
 from tidegate.runtime.scheduled_tasks import prepare_tasks
@@ -430,6 +440,22 @@ class Project:
             known = known | {one.name: one for one in found if one.refused is None}
         return find_sync(known, target)
 
+    def verify(self, name: str | Sync, *, repair: bool = False) -> Verification:
+        """Compare a sync's source and target; `repair` loads again what differs."""
+        sync = name if isinstance(name, Sync) else self.sync(name)
+        if not repair:
+            return verify_sync(self.context, sync)
+        with open_heartbeat(self.context, COMMAND) as heartbeat:
+            return repair_sync(self.context, sync, heartbeat)
+
+    def backfill(
+        self, name: str | Sync, *, low: str, high: str, chunk: str | None = None
+    ) -> BackfillReport:
+        """Load the rows of a sync with low <= cursor < high again, in chunks."""
+        sync = name if isinstance(name, Sync) else self.sync(name)
+        with open_heartbeat(self.context, "tidegate backfill") as heartbeat:
+            return backfill_sync(self.context, sync, heartbeat, low=low, high=high, chunk=chunk)
+
     def vacuum(self, name: str | Sync, *, dry_run: bool = False) -> Vacuumed:
         """Remove the superseded versions that append with a key has kept."""
         sync = name if isinstance(name, Sync) else self.sync(name)
@@ -449,6 +475,36 @@ class Project:
             found = remove_superseded(self.context, versions, held.fence, held.check_alive)
             result.update(removed_versions=found.rows, removed_bytes=found.bytes)
             return found
+
+    @property
+    def events(self) -> Events:
+        """What the project declares about its events; UsageError when it has none."""
+        return find_events(self.context)
+
+    def run_events(
+        self,
+        *phases: str,
+        budget: str | float | None = None,
+        take_over: bool = False,
+        heartbeat: Heartbeat | None = None,
+        ended: Callable[[Phase, EventReport], None] = lambda _, __: None,
+    ) -> EventReport:
+        """Run phases of the events here and now, or all three; views that fail are in the report.
+
+        >>> project.run_events().processed.facts                     # doctest: +SKIP
+        """
+        unknown = [one for one in phases if one not in PHASES]
+        if unknown:
+            raise UsageError(f"there is no phase {unknown[0]!r}", f"one of {', '.join(PHASES)}")
+        wanted = [one for one in PHASES if not phases or one in phases]
+        try:
+            seconds = None if budget is None else parse_duration(budget)
+        except ValueError as error:
+            raise UsageError(f"budget = {budget!r}", f"expected {error}") from None
+        options = EventOptions(budget_seconds=seconds, take_over=take_over)
+        owned = nullcontext(heartbeat) if heartbeat else open_heartbeat(self.context, EVENT_COMMAND)
+        with owned as beating:
+            return EventRunner(self.context, beating, ended=ended).run(wanted, options)
 
     def worker(
         self,
@@ -475,7 +531,11 @@ class Project:
 
         def targets() -> list[Endpoint]:
             found = [one.target for one in self._all().values() if isinstance(one, Sync)]
-            return found + [one.target for one in self.tasks.values() if one.target is not None]
+            found += [one.target for one in self.tasks.values() if one.target is not None]
+            events = self.settings.events
+            if events.connection is not None:
+                found.append(Endpoint(events.connection, Relation.parse(events.raw_table)))
+            return found
 
         sweeper = Sweeper(self.context, actor=actor, targets=targets)
         return SweepLoop(sweeper, self.context, self.settings.worker.sweep_seconds)
@@ -483,7 +543,8 @@ class Project:
     @property
     def scheduled(self) -> list[Scheduled]:
         """What is queued by itself, and when."""
-        return scheduled_syncs(self.declared) + scheduled_tasks(self.tasks.values())
+        declared = scheduled_syncs(self.declared) + scheduled_tasks(self.tasks.values())
+        return declared + scheduled_events(self.context)
 
     def schedule_loop(self, actor: str) -> ScheduleLoop:
         """What queues the syncs and tasks that have a schedule, for as long as it runs."""
@@ -492,6 +553,7 @@ class Project:
             TASK: prepare_tasks(
                 self.context, lambda: self.tasks, self.task_graph, lambda name: self.expand([name])
             ),
+            EVENT: prepare_events(self.context),
         }
         scheduler = Scheduler(self.context, self.scheduled, prepare, actor=actor)
         return ScheduleLoop(scheduler, self.context, self.settings.scheduler.poll_seconds)

@@ -104,6 +104,32 @@ def test_the_first_sync_example_copies_three_tables_and_keeps_up_with_them(examp
         assert output.count("rows equal") == 3
 
 
+@pytest.mark.parametrize("example", ["sensors"], indirect=True)
+def test_the_sensors_example_makes_facts_by_a_model_of_its_own(example: Path) -> None:
+    printed = follow_readme(example)
+
+    totals = json.loads((example / "totals.json").read_text())
+    assert totals["facts"] > 1_000
+    assert min(totals["duplicates"], totals["failed"]) > 0
+    facts = "SELECT count(*), sum(value)::text, sum(alarm_code)::text FROM plant.readings"
+    sums = totals["sums"]
+    assert fetch(example, "warehouse", facts) == [
+        (totals["facts"], sums["value"], sums["alarm_code"])
+    ]
+    failed = "SELECT count(*) FROM raw_events WHERE status = 'failed' AND error IS NOT NULL"
+    assert fetch(example, "warehouse", failed) == [(totals["failed"],)]
+    for name, rows in totals["dimensions"].items():
+        assert fetch(example, "warehouse", f"SELECT count(*) FROM plant.{name}") == [(rows,)]
+    view = "SELECT sum(readings) FROM plant.mv_days"
+    kept = "SELECT count(*)::numeric FROM plant.readings WHERE NOT is_test"
+    assert fetch(example, "warehouse", view) == fetch(example, "warehouse", kept)
+    first, again = printed["tidegate event run"]
+    assert f"{totals['facts']:,} facts" in first
+    assert "refreshed" not in again, "nothing has changed since"
+    # So few events are read by the process itself.
+    assert not list((example / ".tidegate").glob("logs/*spark*"))
+
+
 @pytest.mark.usefixtures("warm_spark")
 @pytest.mark.parametrize("example", ["transform"], indirect=True)
 def test_the_transform_example_loads_what_its_function_returns(example: Path) -> None:

@@ -35,6 +35,11 @@ ELSEWHERE = (
     "state.written",
     "state.loaded",
     "notice.delivered",
+    "slot.made",
+    "changes.landed",
+    "slot.noted",
+    "slot.advanced",
+    *(point for point in POINTS if point.startswith("event.")),
 )
 # These are passed only when the target has to change.
 IN_EVOLUTION = ("evolve.changed", "evolve.done")

@@ -78,6 +78,7 @@ def test_the_wheel_in_a_clean_environment_can_init_and_run(
         text=True,
     ).stdout
     assert not Path(where).is_relative_to(REPOSITORY)
+    assert "views/mv_revenue_summary.sql" in tidegate("init", "star", "--template", "events")
     tidegate("init", "--source", source)
     try:
         assert "100 rows" in tidegate("run", "--all")

@@ -52,6 +52,7 @@ def test_syncs_watermarks_and_markers_say_what_a_run_has_left(client: httpx.Clie
     samples = metrics(client)
     assert samples["tidegate_jobs", "sync", "done"] == 1
     assert samples["tidegate_sync_failed", "orders"] == 0
+    assert samples["tidegate_sync_late_rows", "orders"] == 0
 
 
 def test_metrics_tell_of_queue_tables_and_requests(make_place: MakePlace) -> None:

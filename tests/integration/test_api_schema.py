@@ -17,6 +17,7 @@ from schemathesis.specs.openapi import checks
 from conftest import MakeDatabase
 from integration.cached_lakes import ORDERS, cared_place, refresh, small_files
 from integration.conftest import MakePlace
+from integration.raw_events import write_model
 from integration.served import serving
 
 DOCUMENT = json.loads((Path(__file__).parents[2] / "docs" / "openapi.json").read_text("utf-8"))
@@ -53,7 +54,10 @@ def client(
         return str(server.conninfo(names[-1]))
 
     maker: MakeDatabase = make
-    place = cared_place(MakePlace(maker, tmp_path_factory.mktemp("schema")))
+    place = cared_place(
+        MakePlace(maker, tmp_path_factory.mktemp("schema")), '[events]\nconnection = "warehouse"'
+    )
+    write_model(place)
     small_files(place, ORDERS, files=3)
     refresh(place)
     with place.open() as project, serving(project) as client:

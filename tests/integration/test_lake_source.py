@@ -322,7 +322,7 @@ def test_a_lake_is_copied_into_another(make_place: MakePlace, warm_spark: SparkS
         ({"source": "lake", "query": "SELECT 1"}, "a query cannot be read from"),
         ({"duplicates": "newest"}, 'duplicates = "newest" means nothing'),
         ({"mode": "append"}, "without looking at a key"),
-        ({"changes": "cdc"}, 'changes = "cdc" is not available'),
+        ({"changes": "cdc"}, "is for tables of Postgres"),
         ({}, "table raw.orders does not exist in lake lake"),
     ],
 )

@@ -16,8 +16,8 @@ from integration.orders import CREATE, FILL, ORDERS, contents
 from tidegate.errors import TargetGone
 from tidegate.model.verification import Difference, Verdict, Verification
 from tidegate.pipeline import compare as compare_module
+from tidegate.pipeline import opened as opened_module
 from tidegate.pipeline import verify as verify_module
-from tidegate.pipeline import verify_transformed as verify_transformed_module
 from tidegate.pipeline.verify import verify_sync
 from tidegate.postgres.connect import begin_read_only, connect
 from tidegate.project import Project
@@ -261,7 +261,8 @@ def test_a_load_that_is_published_while_verifying_does_not_disturb(
 ) -> None:
     """Between the two snapshots, and after both of them."""
     project, place = loaded(make_project, databases=2)
-    real = getattr(verify_module, moment)
+    module = opened_module if moment == "compare" else verify_module
+    real = getattr(module, moment)
     ran: list[int] = []
 
     def run_first(*arguments: Any) -> Any:
@@ -269,7 +270,7 @@ def test_a_load_that_is_published_while_verifying_does_not_disturb(
         ran.append(project.run("orders").rows)
         return real(*arguments)
 
-    monkeypatch.setattr(verify_module, moment, run_first)
+    monkeypatch.setattr(module, moment, run_first)
     found = verify(place.open())
     assert ran == [4]
     assert found.verdict is Verdict.EQUAL
@@ -325,7 +326,7 @@ def test_verifying_does_not_hold_back_the_loads_beside_it(
     place.source.execute(*CREATE, FILL)
     project.run("orders")
     place.source.execute("INSERT INTO orders VALUES (99, 1, '2026-02-01')")
-    module = verify_transformed_module if transformed else verify_module
+    module = opened_module
     real = module.compare
     seen: list[tuple[Any, ...]] = []
 

@@ -221,7 +221,7 @@ def test_a_rejected_row_names_its_checks_and_the_load(make: Make, mode: str) -> 
 @pytest.mark.parametrize(
     ("mode", "words", "hint"),
     [
-        ("merge", "merge by a cursor does not see deleted rows", "--full-refresh"),
+        ("merge", "merge by a cursor does not see deleted rows", "--repair"),
         ("append", "append keeps what it has loaded", "--full-refresh"),
         ("replace", "the next run removes it here", "tidegate run orders"),
     ],

@@ -8,8 +8,10 @@ import re
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from tidegate.errors import SettingsError
+from tidegate.settings.cdc import CdcSettings
 from tidegate.settings.dotenv import parse_dotenv
 from tidegate.settings.durations import format_duration, parse_duration
 from tidegate.settings.interpolate import (
@@ -158,3 +160,9 @@ def test_a_malformed_dotenv_names_every_line_and_shows_none() -> None:
 def test_single_quotes_keep_any_line_of_text(variables: dict[str, str]) -> None:
     text = "\n".join(f"{name}='{value}'" for name, value in variables.items())
     assert parse_dotenv(text) == variables
+
+
+def test_the_warning_of_a_slot_comes_before_its_limit() -> None:
+    with pytest.raises(ValidationError, match=r"larger than cdc.max_retained"):
+        CdcSettings.model_validate({"warn_retained": "2GB", "max_retained": "1GB"})
+    assert CdcSettings.model_validate({"warn_retained": "512MB"}).warn_retained == 512 << 20

@@ -15,7 +15,14 @@ from tidegate.sql import migrations, script, statements
 
 ROOT = Path(tidegate.__file__).parent
 FOLDER = ROOT / "sql"
-SCRIPTS = ("ledger/schema", "ledger/lake", "control/schema", "control/migrations/")
+SCRIPTS = (
+    "ledger/schema",
+    "ledger/lake",
+    "control/schema",
+    "control/migrations/",
+    "events/create_monthly_partition",
+    "events/event_moment",
+)
 ALL = sorted(file.relative_to(FOLDER).with_suffix("").as_posix() for file in FOLDER.rglob("*.sql"))
 FILES = [name for name in ALL if not name.startswith(SCRIPTS)]
 PLACES = {
@@ -32,6 +39,10 @@ PLACES = {
     "steps",
     "side",
     "before",
+    "raw",
+    "staged",
+    "log",
+    "copied",
 }
 NAMED = [(file, name) for file in FILES for name in statements(file)]
 

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from tidegate.api import (
     audit,
     drain,
+    events,
     jobs,
     maintenance,
     markers,
@@ -35,6 +36,7 @@ ROUTERS = (
     maintenance,
     jobs,
     tasks,
+    events,
     syncs,
     watermarks,
     markers,

@@ -13,11 +13,14 @@ from tidegate.api.problems import Problem
 
 SECONDS = 10.0
 """for a whole body"""
+_JSON = b"application/json"
+_TYPES = {"/events": frozenset({_JSON, b"application/x-ndjson"})}
+"""what an address takes beside JSON"""
 _POLITE_BYTES = 1024 * 1024
 _POLITE_SECONDS = 0.5
 
 
-async def read_body(headers: Headers, receive: Receive, most: int) -> bytes:
+async def read_body(path: str, headers: Headers, receive: Receive, most: int) -> bytes:
     """The body of a request, whole; Problem where it is none that is taken."""
     declared = headers.get(b"content-length", b"")
     if declared.isdigit() and int(declared) > most:
@@ -45,9 +48,13 @@ async def read_body(headers: Headers, receive: Receive, most: int) -> bytes:
         ) from None
     if body:
         kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-        if kind != b"application/json":
+        if kind not in _TYPES.get(path, {_JSON}):
             shown = kind.decode("latin-1") or "none"
             raise Problem(kinds.UNSUPPORTED_TYPE, f"the body's type is {shown}")
+        coding = headers.get(b"content-encoding", b"").strip().lower()
+        if coding not in (b"", b"identity"):
+            shown = coding.decode("latin-1")
+            raise Problem(kinds.UNSUPPORTED_TYPE, f"the body is encoded: {shown}")
     return bytes(body)
 
 

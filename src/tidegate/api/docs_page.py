@@ -57,8 +57,7 @@ def _operation(document: dict[str, Any], method: str, path: str, one: dict[str, 
         )
     parts.append("</table>")
     for content in one.get("requestBody", {}).get("content", {}).values():
-        name = content["schema"]["$ref"].rpartition("/")[2]
-        for example in document["components"]["schemas"][name].get("examples", ()):
+        for example in _bodies(document, content):
             parts.append(f"<p>Body:</p>{_json(example)}")
     for status, answer in one["responses"].items():
         parts.append(f"<p><b>{status}</b> {escape(answer['description'])}</p>")
@@ -68,6 +67,14 @@ def _operation(document: dict[str, Any], method: str, path: str, one: dict[str, 
             if "example" in content
         ]
     return "".join([*parts, "</details>"])
+
+
+def _bodies(document: dict[str, Any], content: dict[str, Any]) -> list[Any]:
+    """Examples of a body: of its schema, or of this very one."""
+    if "$ref" not in content["schema"]:
+        return [one["value"] for one in content.get("examples", {}).values()]
+    name = content["schema"]["$ref"].rpartition("/")[2]
+    return list(document["components"]["schemas"][name].get("examples", ()))
 
 
 def _json(example: Any) -> str:

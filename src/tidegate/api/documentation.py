@@ -35,6 +35,7 @@ TAGS = [
     {"name": "maintenance", "description": "What is done to a table, and what would help it."},
     {"name": "jobs", "description": "What is queued, what runs, what became of it."},
     {"name": "tasks", "description": "Every run that is remembered, and how it went."},
+    {"name": "events", "description": "Events as they come in, and how far they have got."},
     {"name": "syncs", "description": "What is loaded, and how far it has got."},
     {"name": "service", "description": "The service itself, and how it does."},
 ]
@@ -68,10 +69,11 @@ def route(
     responses |= more.pop("responses", {})
     if scope is None:
         return {"responses": responses, **more}
+    extra = {"security": [{"token": [scope.value]}], "x-scope": scope.value}
     return {
         "responses": responses,
         "dependencies": [Depends(Allow(scope)), *(Depends(one) for one in before)],
-        "openapi_extra": {"security": [{"token": [scope.value]}], "x-scope": scope.value},
+        "openapi_extra": extra | more.pop("openapi_extra", {}),
         **more,
     }
 

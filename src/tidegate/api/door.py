@@ -69,7 +69,7 @@ class Door:
                     return
             if scope["method"] not in _READING:
                 most = self._service.context.settings.serve.max_request
-                receive = replayed(await read_body(headers, receive, most), receive)
+                receive = replayed(await read_body(path, headers, receive, most), receive)
         except (Problem, TidegateError, psycopg.Error) as error:
             problem = problem_of(error)
             state["problem"] = problem.kind.name
@@ -100,7 +100,7 @@ class Door:
     ) -> None:
         """What changed something is in the audit with it; what was refused comes in here."""
         caller = state.get("caller")
-        if caller is None or scope["method"] in _READING:
+        if caller is None or scope["method"] in _READING or state.get("only_added"):
             return
         self._service.kept.forget()
         if state.get("audited") and status < 500:

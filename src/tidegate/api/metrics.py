@@ -10,8 +10,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from tidegate.api.documentation import route
 from tidegate.api.service import Served
+from tidegate.insight.event_metrics import measure_events
 from tidegate.insight.metrics import Metric as Figure
 from tidegate.insight.metrics import measure, measure_syncs
+from tidegate.insight.slot_metrics import measure_slots
 from tidegate.insight.sync_lines import list_syncs
 from tidegate.insight.tables import cache
 from tidegate.model.access import Scope
@@ -56,8 +58,10 @@ def get_metrics(service: Served) -> Response:
     context = service.context
     with service.control() as control:
         figures = list(measure(context, control))
+        figures += measure_slots(context, control)
         lines = list_syncs(context, control, service.project.declared)
         figures += measure_syncs(lines, cache(context).clock(control).timestamp())
+    figures += measure_events(context)
     measured = CollectorRegistry(auto_describe=False)
     measured.register(_Measured(figures))
     body = generate_latest(measured) + generate_latest(service.registry)

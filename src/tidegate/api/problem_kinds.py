@@ -112,7 +112,8 @@ UNSUPPORTED_TYPE = ProblemKind(
     "unsupported-media-type",
     415,
     "The body is of another type than JSON",
-    "Send the header Content-Type: application/json.",
+    "Send the header Content-Type: application/json; POST /events also takes application/x-ndjson. "
+    "Bodies are taken as they are, without a Content-Encoding.",
 )
 INVALID = ProblemKind(
     "invalid-request",

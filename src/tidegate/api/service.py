@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request, Response
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter
 
 from tidegate.api import problem_kinds as kinds
 from tidegate.api.kept import KeptAnswers
@@ -48,10 +48,17 @@ class Service:
     kept: KeptAnswers = field(default_factory=KeptAnswers)
     requests: Requests = field(init=False)
     audit: AccessAudit = field(init=False)
+    _events: Counter = field(init=False)
 
     def __post_init__(self) -> None:
         self.requests = Requests(self.registry)
         self.audit = AccessAudit(self.context.plane, self.project.name)
+        self._events = Counter(
+            "tidegate_events_taken_in",
+            "Events that came in here, new or known.",
+            ("outcome",),
+            registry=self.registry,
+        )
 
     @property
     def context(self) -> Context:
@@ -67,6 +74,10 @@ class Service:
         """How many seconds ago the project was last swept; None when never."""
         last = Sweeps(self.context.plane).last(control, self.project.name)
         return None if last is None else last.age_seconds
+
+    def count_events(self, accepted: int, known: int) -> None:
+        self._events.labels("accepted").inc(accepted)
+        self._events.labels("known").inc(known)
 
     def keep(self, request: Request, answer: Response, since: int) -> Response:
         """Give the same answer to whoever asks within the next moment; `since` is from before

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from datetime import date, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,18 +18,41 @@ from tidegate.cli.options import (
     ProjectFolder,
     open_project,
 )
+from tidegate.cli.output import print_json, print_line, working
 from tidegate.errors import UsageError
 
 if TYPE_CHECKING:
+    from tidegate.model.load import LoadResult
+    from tidegate.model.sync import Sync
     from tidegate.model.task import Task, TaskRun
+    from tidegate.project import Project
 
 _MOST_DAYS = 36_600
 
 
 def backfill(
-    name: Annotated[str, typer.Argument(help="The task.")],
-    first: Annotated[str, typer.Option("--from", metavar="DAY", help="The first day.")],
-    last: Annotated[str, typer.Option("--to", metavar="DAY", help="The last day, which counts.")],
+    name: Annotated[str, typer.Argument(help="The sync, group.table, or task.")],
+    first: Annotated[
+        str,
+        typer.Option("--from", metavar="START", help="Where it begins: of a task, the first day."),
+    ],
+    last: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="END",
+            help="Where it ends: of a sync, the first value that is not loaded; of a task, the "
+            "last day, which counts.",
+        ),
+    ],
+    chunk: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help='Of a sync: how much each load takes, such as "1 day" or 10000; a day or '
+            "batch_rows by default.",
+        ),
+    ] = None,
     over: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="The parameter that gets the day, if it has several."),
@@ -38,19 +63,34 @@ def backfill(
     profile: Profile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a task for every day of a range, and skip the days that are complete.
+    """Load a range of a sync's source again, or run a task for every day of a range.
 
+    Of a sync the rows with --from <= cursor < --to are loaded in chunks, each a load with a marker
+    of its own; the watermark stays where it is. Of a task the days that are complete are skipped.
     Interrupted or killed, the same command goes on with what is missing.
 
-    Example: tidegate backfill revenue --from 2026-11-01 --to 2026-11-30
+    Example: tidegate backfill orders --from 2026-01-01 --to 2026-02-01 --chunk "1 day"
+
+    Of a task: tidegate backfill revenue --from 2026-11-01 --to 2026-11-30
     """
     from tidegate.cli.run import PATIENCE_SECONDS, leave
     from tidegate.cli.task_run import read_parameters, run_steps
     from tidegate.pipeline.task_graph import find_task
 
+    opened = open_project(project, profile)
+    if name not in opened.tasks and name.partition(".")[0] in opened.names:
+        for_tasks = {"--over": over, "--param": parameters, "--concurrency": concurrency}
+        wrong = [option for option, value in for_tasks.items() if value is not None]
+        if wrong:
+            raise UsageError(f"{wrong[0]} is for tasks, and {name} is a sync", "leave it out")
+        _backfill_sync(opened, opened.sync(name), first, last, chunk, as_json=as_json)
+        return
+    if chunk is not None:
+        raise UsageError(
+            f"--chunk is for syncs, and {name} is not one", "a task runs once for each day"
+        )
     given = read_parameters(parameters or [])
     days = _days(_day("--from", first), _day("--to", last))
-    opened = open_project(project, profile)
     runs = _runs(find_task(opened.tasks, name), over, days, given)
     run_steps(
         opened,
@@ -61,6 +101,42 @@ def backfill(
         patience_seconds=PATIENCE_SECONDS,
         command="tidegate backfill",
     )
+
+
+def _backfill_sync(
+    opened: Project, sync: Sync, first: str, last: str, chunk: str | None, *, as_json: bool
+) -> None:
+    from tidegate.cli.run import PATIENCE_SECONDS, leave
+    from tidegate.runtime.backfilling import backfill_sync
+    from tidegate.runtime.claiming import open_heartbeat
+    from tidegate.runtime.shutdown import Shutdown
+
+    def step(load: LoadResult, number: int, count: int) -> None:
+        if not as_json:
+            rejected = f", {load.rejected:,} rejected" if load.rejected else ""
+            print_line(
+                f"{sync.name}: {load.batch}, {load.rows:,} rows, {load.changed:,} "
+                f"changed{rejected}, {load.seconds:.1f} s ({number:,} of {count:,})"
+            )
+
+    with (
+        open_heartbeat(opened.context, "tidegate backfill") as heartbeat,
+        Shutdown(partial(leave, opened, heartbeat), patience_seconds=PATIENCE_SECONDS),
+        nullcontext() if as_json else working(f"{sync.name}: loading"),
+    ):
+        report = backfill_sync(
+            opened.context, sync, heartbeat, low=first, high=last, chunk=chunk, step=step
+        )
+    if as_json:
+        print_json(report)
+    else:
+        before = f", {report.already:,} were in already" if report.already else ""
+        empty = f", {report.empty:,} without rows" if report.empty else ""
+        print_line(
+            f"{sync.name}: done, {report.rows:,} rows, {report.changed:,} changed; of "
+            f"{report.chunks:,} chunks {report.loaded:,} loaded{before}{empty}"
+        )
+    opened.close()
 
 
 def _day(option: str, text: str) -> date:

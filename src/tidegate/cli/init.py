@@ -28,6 +28,10 @@ def init(
             help="A Postgres database whose tables to sync; - reads the URL from standard input.",
         ),
     ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A project for a purpose: events turns them into facts."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a project; with --source, one that syncs a database as it stands.
@@ -39,7 +43,7 @@ def init(
     if source == "-":
         source = sys.stdin.readline().strip()
     with translated("looking at the source"):
-        scaffold = plan_project(folder, name, source)
+        scaffold = plan_project(folder, name, source, template)
     files = write_project(scaffold)
     if as_json:
         print_json(_document(scaffold, files))
@@ -78,6 +82,11 @@ def _print_next(scaffold: Scaffold) -> None:
     print_line("next:")
     if scaffold.folder != Path.cwd():
         print_line(f"  cd {_shell_word(scaffold.folder)}")
+    if scaffold.template is not None:
+        print_line("  tidegate event generate --count 100000")
+        print_line("  tidegate event run")
+        print_line("  tidegate event status")
+        return
     if not scaffold.syncs and scaffold.group is None:
         print_line("  declare a sync in tidegate.toml; the file shows how")
     print_line("  tidegate plan")
@@ -96,6 +105,7 @@ def _document(scaffold: Scaffold, files: list[str]) -> dict[str, object]:
         "folder": str(scaffold.folder),
         "name": scaffold.name,
         "files": files,
+        "template": scaffold.template,
         "connection": scaffold.connection,
         "variable": scaffold.variable,
         "group": None

@@ -14,6 +14,7 @@ from tidegate.cli import db as db_module
 from tidegate.cli import demo as demo_module
 from tidegate.cli import doctor as doctor_module
 from tidegate.cli import drain as drain_module
+from tidegate.cli import event as event_module
 from tidegate.cli import history as history_module
 from tidegate.cli import init as init_module
 from tidegate.cli import job as job_module
@@ -72,6 +73,7 @@ app.add_typer(marker_module.app, name="marker")
 app.add_typer(job_module.app, name="job")
 app.add_typer(history_module.app, name="history")
 app.add_typer(table_module.app, name="table")
+app.add_typer(event_module.app, name="event")
 app.add_typer(schedule_module.app, name="schedule")
 app.add_typer(drain_module.app, name="drain")
 app.add_typer(token_module.app, name="token")

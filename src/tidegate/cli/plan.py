@@ -9,9 +9,10 @@ import typer
 from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, SyncNamesOrAll, open_project
 from tidegate.cli.output import print_error, print_json, print_line
 from tidegate.errors import TidegateError, UsageError
+from tidegate.model.figures import in_bytes
 
 if TYPE_CHECKING:
-    from tidegate.model.plan import ProjectPlan, SyncPlan, TaskPlan
+    from tidegate.model.plan import EventPlan, ProjectPlan, SyncPlan, TaskPlan
 
 _SHOWN_STATEMENTS = 3
 
@@ -35,6 +36,8 @@ def plan(
     """
     from dataclasses import replace
 
+    from tidegate.pipeline.event_plan import plan_events
+    from tidegate.pipeline.events import has_events
     from tidegate.pipeline.expanding import Expanded
     from tidegate.pipeline.plan import plan_project
     from tidegate.pipeline.task_plan import plan_tasks
@@ -42,7 +45,8 @@ def plan(
     if all_ and names:
         raise UsageError("--all and names were both given", "give one of them")
     opened = open_project(project, profile)
-    if not opened.names and not opened.tasks:
+    events = has_events(opened.context)
+    if not opened.names and not opened.tasks and not events:
         raise UsageError(
             "the project declares no sync", "add a [sync.NAME] section to tidegate.toml"
         )
@@ -52,6 +56,8 @@ def plan(
     expanded = opened.expanded(syncs) if syncs else Expanded((), ())
     found = plan_project(opened.context, expanded.syncs, expanded.groups)
     found = replace(found, tasks=plan_tasks(tasks))
+    if events and not names:
+        found = plan_events(opened.context, found)
     if as_json:
         print_json(found)
     else:
@@ -89,6 +95,11 @@ def _print(found: ProjectPlan, named: set[str], *, verbose: bool) -> None:
         blank = True
         for line in _task_lines(task):
             print_line(line)
+    if found.events is not None:
+        if blank:
+            print_line("")
+        for line in _event_lines(found.events):
+            print_line(line)
 
 
 def _lines(plan: SyncPlan) -> list[str]:
@@ -96,8 +107,9 @@ def _lines(plan: SyncPlan) -> list[str]:
         ("moves", f"{plan.source} → {plan.target}, {plan.mode}{_transformed(plan)}"),
         ("key", _key(plan)),
         ("cursor", _cursor(plan)),
+        *([("slot", _slot(plan))] if plan.slot is not None else []),
         ("watermark", _watermark(plan)),
-        *([("horizon", _horizon(plan))] if plan.cursor is not None else []),
+        *([("horizon", _horizon(plan))] if _has_horizon(plan) else []),
         ("guarantee", f"{plan.guarantee}: {plan.because}"),
         ("to load", _rows(plan)),
         ("target", _target(plan)),
@@ -130,6 +142,22 @@ def _task_lines(plan: TaskPlan) -> list[str]:
     return [plan.task, *(f"  {label:<10} {text}" for label, text in rows)]
 
 
+def _event_lines(plan: EventPlan) -> list[str]:
+    missing = ", ".join(plan.missing)
+    rows = [
+        ("moves", f"{plan.raw} → {plan.facts}, by month of {plan.partition_column}"),
+        ("same", f"two events are one fact when they agree in {', '.join(plan.hashed)}"),
+        ("dimensions", ", ".join(plan.dimensions) or "none"),
+        ("views", ", ".join(plan.views) or "none"),
+        ("to load", f"{plan.waiting:,} events waiting" if plan.waiting else "nothing waits"),
+        *([("makes", missing)] if missing else []),
+        *([("months", ", ".join(plan.months))] if plan.months else []),
+        *([("schedule", plan.schedule)] if plan.schedule else []),
+        *(("warning", text) for text in plan.warnings),
+    ]
+    return ["events", *(f"  {label:<10} {text}" for label, text in rows)]
+
+
 def _transformed(plan: SyncPlan) -> str:
     return ", through a transformation" if plan.transformed else ""
 
@@ -141,9 +169,23 @@ def _key(plan: SyncPlan) -> str:
     return f"{', '.join(plan.key.columns)} ({plan.key.origin}, {proof})"
 
 
+def _slot(plan: SyncPlan) -> str:
+    slot = plan.slot
+    assert slot is not None
+    name = slot.slot or "a new one"
+    if not slot.exists:
+        return f"{name} will be made, and publication {slot.publication or 'beside it'}"
+    kept = "" if slot.retained_bytes is None else f", keeps {in_bytes(slot.retained_bytes)}"
+    return f"{name}{kept}; publication {slot.publication}"
+
+
 def _cursor(plan: SyncPlan) -> str:
+    if plan.slot is not None:
+        return f"none: the log of the source orders it; deletes are {plan.slot.deletes}"
     if plan.snapshots is not None:
         return f"none: snapshots order it; main is at {plan.source_snapshot or 'none yet'}"
+    if plan.cursor is None and plan.changes == "snapshot":
+        return "none: rows are found by the transaction that wrote them"
     if plan.cursor is None:
         return "none: everything is read each time"
     index = "indexed" if plan.cursor.indexed else "no index"
@@ -151,12 +193,21 @@ def _cursor(plan: SyncPlan) -> str:
 
 
 def _watermark(plan: SyncPlan) -> str:
+    if plan.slot is not None:
+        return f"{plan.watermark or 'at the start'} (generation {plan.generation})"
     if plan.snapshots is not None:
         waiting = f"{plan.snapshots:,} snapshot{'s' if plan.snapshots != 1 else ''} waiting"
         return f"{plan.watermark or 'at the start'} (generation {plan.generation}; {waiting})"
+    if plan.changes == "snapshot":
+        value = "at the start" if plan.watermark is None else f"transaction {plan.watermark}"
+        return f"{value} (generation {plan.generation})"
     if plan.cursor is None:
         return "loaded" if plan.version else "never loaded"
     return f"{plan.watermark or 'at the start'} (generation {plan.generation})"
+
+
+def _has_horizon(plan: SyncPlan) -> bool:
+    return plan.cursor is not None and plan.changes == "cursor"
 
 
 def _horizon(plan: SyncPlan) -> str:
@@ -169,6 +220,8 @@ def _horizon(plan: SyncPlan) -> str:
 def _rows(plan: SyncPlan) -> str:
     if plan.next_batch is None:
         return "nothing new"
+    if plan.slot is not None and not plan.slot.copies:
+        return f"what {in_bytes(plan.slot.behind_bytes)} of the log hold of it: {plan.next_batch}"
     about = "" if plan.rows_are_exact else "about "
     time = f", about {_seconds(plan.expected_seconds)}" if plan.expected_seconds else ""
     return (

@@ -15,6 +15,7 @@ from tidegate.errors import ControlMismatch, UsageError
 
 if TYPE_CHECKING:
     from tidegate.insight.removal import Holdings, Search
+    from tidegate.pipeline.cdc_source import Left
     from tidegate.pipeline.context import Context
 
 
@@ -36,7 +37,8 @@ def remove(
 
     Example: tidegate remove orders --drop-target
     """
-    from tidegate.insight.removal import check_drop, find_holdings
+    from tidegate.insight.removal import check_drop, find_holdings, leave_slot
+    from tidegate.model.identity import pipeline_name
 
     opened = open_project(project, profile)
     with translated(f"looking for {name}"):
@@ -44,6 +46,11 @@ def remove(
     found = search.found
     declared = name in opened.names or name.partition(".")[0] in opened.groups
     if not found:
+        with translated(f"removing {name}"):
+            slots = leave_slot(opened.context, pipeline_name(opened.settings.project.name, name))
+        if slots:
+            _print_left(name, slots, as_json=as_json)
+            return
         _nothing(name, declared, search, opened.names, as_json=as_json)
         return
     if drop_target:
@@ -56,26 +63,46 @@ def remove(
             _print_holdings(one, drop_target=drop_target)
     if not yes:
         _ask(name)
+    left: list[Left] = []
     with translated(f"removing {name}"):
         for one in found:
-            _remove(opened.context, one, drop_target=drop_target, take_over=take_over)
+            left += _remove(opened.context, one, drop_target=drop_target, take_over=take_over)
     if as_json:
         print_json(
             {
                 "sync": name,
                 "removed": [_document(one, drop_target=drop_target) for one in found],
                 "not_searched": search.unreachable,
+                "slots": left,
             }
         )
         return
     print_line(f"removed {name}")
+    _print_slots(left)
     for connection, problem in search.unreachable.items():
         sys.stderr.write(f"note: {connection} could not be searched: {problem}\n")
     if declared:
         print_line("it is still declared: the next run loads it from the start")
 
 
-def _remove(context: Context, one: Holdings, *, drop_target: bool, take_over: bool) -> None:
+def _print_left(name: str, left: list[Left], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"sync": name, "removed": [], "not_searched": {}, "slots": left})
+    else:
+        _print_slots(left)
+
+
+def _print_slots(left: list[Left]) -> None:
+    for one in left:
+        if one.by_hand is not None:
+            sys.stderr.write(f"note: its source could not be reached: {one.because}\n")
+            sys.stderr.write(f"  in that database, once it can be: {one.by_hand}\n")
+            continue
+        slot = f" and slot {one.slot}" if one.dropped_slot else ""
+        print_line(f"dropped publication {one.publication}{slot} in its source")
+
+
+def _remove(context: Context, one: Holdings, *, drop_target: bool, take_over: bool) -> list[Left]:
     from tidegate.control.jobs import Jobs
     from tidegate.insight.removal import remove_holdings
     from tidegate.model.job import SYNC
@@ -99,7 +126,7 @@ def _remove(context: Context, one: Holdings, *, drop_target: bool, take_over: bo
     try:
         with hold as held:
             live = partial(Jobs(context.plane).live_attempts, held.control)
-            remove_holdings(context, one, held.fence, live, drop_target=drop_target)
+            return remove_holdings(context, one, held.fence, live, drop_target=drop_target)
     except ControlMismatch as error:
         raise ControlMismatch(
             error.message, f"stop that one first, then: tidegate remove {one.name} --take-over"

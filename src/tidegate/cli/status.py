@@ -9,13 +9,17 @@ import typer
 from tidegate.cli.moments import span
 from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, SyncNamesOrAll, open_project
 from tidegate.cli.output import print_json, print_line, print_table
+from tidegate.model.figures import in_bytes
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from tidegate.insight.queue import QueueStatus
+    from tidegate.insight.slots import SlotStatus
     from tidegate.insight.status import SyncStatus
     from tidegate.insight.table_health import UnwellTable
+    from tidegate.model.lateness import Lateness
+    from tidegate.pipeline.context import Context
 
 
 def status(
@@ -57,6 +61,10 @@ def status(
         for one in found.syncs:
             for line in _notes(one):
                 print_line(f"{one.sync}: {line}")
+        for slot in found.slots:
+            print_line(f"slot {slot.slot} of {slot.connection}: {_slot(slot)}")
+        if not names:
+            _print_events(opened.context)
         _print_queue(found.queue)
         _print_unwell(found.unwell_tables)
         if found.control_unreachable:
@@ -68,6 +76,40 @@ def status(
             print_line(f"control database: {remark.found}; {remark.fix}")
     if check and not found.is_well:
         raise typer.Exit(1)
+
+
+def _slot(slot: SlotStatus) -> str:
+    """What it keeps, for whom, and what is wrong with it."""
+    if slot.unreachable is not None:
+        return f"unreachable: {slot.unreachable}"
+    readers = ", ".join(one.sync for one in slot.readers) or "nobody"
+    kept = "" if slot.retained_bytes is None else f"keeps {in_bytes(slot.retained_bytes)}, "
+    text = f"{kept}read by {readers}"
+    return text if slot.remark is None else f"{text}; {slot.remark.text}"
+
+
+def _print_events(context: Context) -> None:
+    """What waits and what failed, where the project has events."""
+    import psycopg
+
+    from tidegate.errors import TidegateError
+    from tidegate.insight.events import read_status
+    from tidegate.pipeline.events import has_events
+
+    if not has_events(context):
+        return
+    try:
+        found = read_status(context)
+    except (TidegateError, psycopg.Error) as error:
+        print_line(f"events: {str(error).splitlines()[0]}")
+        return
+    oldest = f" for up to {span(found.lag_seconds)}" if found.lag_seconds is not None else ""
+    behind = sum(not one.is_current for one in found.views)
+    views = f"{behind} of {len(found.views)} views behind" if behind else "views up to date"
+    print_line(
+        f"events: {found.pending:,} waiting{oldest}, {found.failed:,} failed, {views}; "
+        "see: tidegate event status"
+    )
 
 
 def _print_queue(queue: QueueStatus) -> None:
@@ -104,11 +146,25 @@ def _notes(status: SyncStatus) -> list[str]:
     if status.lock is not None and status.lock.holder is not None:
         note = f": {status.lock.note}" if status.lock.note else ""
         notes.append(f"{status.target} is held by {status.lock.holder}{note}")
+    if status.late is not None:
+        notes.append(_late(status.late, status.lookback))
     if status.error:
         notes.append("last error: " + status.error.replace("\n", ";"))
     if status.problem:
         notes.append(f"problem: {status.problem}")
     return notes + [f"unreachable: {text}" for text in status.unreachable]
+
+
+def _late(late: Lateness, lookback: str | None) -> str:
+    def far(value: float) -> str:
+        return span(value) if late.in_seconds else f"{value:,.0f}"
+
+    loads = "the last load that had any" if late.loads == 1 else f"{late.loads} loads that had any"
+    return (
+        f"{late.rows:,} late rows in {loads}, at most {far(late.farthest)} behind the watermark, "
+        f"half of them within {far(late.half_within)}"
+        + ("" if lookback is None else f"; lookback = {lookback}")
+    )
 
 
 def _watermark(status: SyncStatus) -> str:
@@ -125,6 +181,9 @@ def _behind(status: SyncStatus) -> str:
         return "unknown"
     if status.watermark is None and lag.rows is None:
         return "everything"
+    if lag.bytes is not None:
+        read = "" if lag.seconds is None else f", read {span(lag.seconds)} ago"
+        return f"{in_bytes(lag.bytes)} of the log{read}"
     parts: list[str] = []
     if lag.rows is not None:
         parts.append(f"{'more than ' if lag.rows_are_capped else ''}{lag.rows:,} rows")

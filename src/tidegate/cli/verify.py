@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,37 +28,59 @@ if TYPE_CHECKING:
 def verify(
     names: SyncNames = None,
     all_: AllSyncs = False,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="Load the differing ranges of keys again; rows gone from the source leave.",
+        ),
+    ] = False,
     project: ProjectFolder = HERE,
     profile: Profile = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare source and target up to the watermark, by checksums made inside the databases.
 
-    Example: tidegate verify --all
+    With --repair what differs is put right, whatever cursor it has. Exit code 0 means equal or
+    repaired, 1 that something differs.
+
+    Example: tidegate verify orders --repair
     """
+    from tidegate.cli.run import PATIENCE_SECONDS, leave
     from tidegate.pipeline.verify import verify_sync
+    from tidegate.runtime.claiming import open_heartbeat
+    from tidegate.runtime.repairing import repair_sync
+    from tidegate.runtime.shutdown import Shutdown
 
     opened = open_project(project, profile)
     chosen = opened.expand(choose_syncs(names or [], all_, opened.names))
     documents: list[Any] = []
     worst = 0
-    for sync in chosen:
-        try:
-            found = verify_sync(opened.context, sync)
-        except TidegateError as error:
-            worst = error.exit_code if worst in (0, error.exit_code) else 1
-            documents.append({"sync": sync.name, "error": error.message, "hint": error.hint})
+    with ExitStack() as stack:
+        check = partial(verify_sync, opened.context)
+        if repair:
+            heartbeat = stack.enter_context(open_heartbeat(opened.context, "tidegate verify"))
+            stack.enter_context(
+                Shutdown(partial(leave, opened, heartbeat), patience_seconds=PATIENCE_SECONDS)
+            )
+            check = partial(repair_sync, opened.context, heartbeat=heartbeat)
+        for sync in chosen:
+            try:
+                found = check(sync)
+            except TidegateError as error:
+                worst = error.exit_code if worst in (0, error.exit_code) else 1
+                documents.append({"sync": sync.name, "error": error.message, "hint": error.hint})
+                if not as_json:
+                    print_error(
+                        TidegateError(f"{sync.name}: {error.message}", error.hint), as_json=False
+                    )
+                continue
+            documents.append(found)
+            if not found.intact:
+                worst = 1
             if not as_json:
-                print_error(
-                    TidegateError(f"{sync.name}: {error.message}", error.hint), as_json=False
-                )
-            continue
-        documents.append(found)
-        if not found.intact:
-            worst = 1
-        if not as_json:
-            for line in _lines(found):
-                print_line(line)
+                for line in _lines(found):
+                    print_line(line)
     if as_json:
         print_json(documents)
     opened.close()
@@ -80,6 +104,12 @@ def _lines(found: Verification) -> list[str]:
         lines = [f"{found.sync}: {found.source_rows:,} rows equal{waiting}{spark}"]
     else:
         lines = [f"{found.sync}: {found.verdict}"]
+    if found.repair is not None and found.repair.difference is not None:
+        repair = found.repair
+        was = _differs(found.repair.difference)
+        plural = "s" if repair.loads > 1 else ""
+        text = f"repaired: {was}, in {repair.loads} load{plural} of {repair.rows:,} rows"
+        lines.insert(0, f"{found.sync}: {text}")
     lines += [f"  note: {note}" for note in found.notes]
     return lines + ([f"  fix: {found.hint}"] if found.hint else [])
 

@@ -247,6 +247,19 @@ class Jobs:
             return None
         return Holder(row[0], row[1], JobStatus(row[2]), *row[3:])
 
+    def waiting_like(self, connection: Connection, request: JobRequest) -> list[UUID]:
+        """Jobs for the same work that nobody works on, as those of a process that had to go."""
+        rows = connection.execute(
+            self.plane.statement("job_queue", "list_waiting_like"),
+            {
+                "project": request.project,
+                "kind": request.kind,
+                "name": request.name,
+                "payload": _json(request.payload),
+            },
+        )
+        return [row[0] for row in rows]
+
     def held_by(self, connection: Connection, worker_id: str) -> list[HeldAttempt]:
         """The attempts that a worker holds, whether it knows of them or not."""
         rows = connection.execute(

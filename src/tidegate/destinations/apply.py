@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from tidegate.destinations import append, deletes, merge
+from tidegate.destinations.late import LateRows
 from tidegate.destinations.target import physical_table
+from tidegate.model.lateness import Late
 from tidegate.model.relation import Relation
 from tidegate.model.rules import Mode, Rules
 from tidegate.model.shape import Shape
@@ -23,7 +25,9 @@ class Applied:
     changed: int
     first: bool
     emptied: bool = False
-    """it has none after a batch that carried deletes"""
+    """it has none after a batch that carried deletes, or that was all and nothing"""
+    late: Late | None = None
+    """rows that came after the watermark had passed them"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,8 @@ class Step:
 
     statement: sql.Composed
     counts: bool = True
+    tells_changes: bool = False
+    """it leaves alone what is there already"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,8 @@ class Application:
     update_id: str
     full: bool
     """everything else leaves the target"""
+    late_rows: LateRows | None = None
+    """of a batch that reads again what lies below the watermark"""
 
     @property
     def table(self) -> Relation:
@@ -54,13 +62,19 @@ class Application:
     def apply(self, connection: Connection) -> Applied:
         first = is_empty(connection, qualified(self.table))
         changed = 0
+        late: Late | None = None
         for step in self.steps(first=first):
-            rows = connection.execute(step.statement).rowcount
+            if step.tells_changes and self.late_rows is not None:
+                rows, late = self.late_rows.execute(connection, step.statement)
+            else:
+                rows = connection.execute(step.statement).rowcount
             changed += rows if step.counts else 0
         if self.rows is None:
-            return Applied(changed, first=False)
+            # A source that was truncated; what is replaced each time may come back at any time.
+            emptied = self.full and self.rules.mode is not Mode.REPLACE
+            return Applied(changed, first=False, emptied=emptied)
         emptied = self.shape.deleted is not None and is_empty(connection, qualified(self.table))
-        return Applied(changed, first=first, emptied=emptied)
+        return Applied(changed, first=first, emptied=emptied, late=late)
 
     def steps(self, *, first: bool) -> list[Step]:
         """The statements, in order, for a target that has rows or is at its first."""
@@ -74,7 +88,10 @@ class Application:
         if self.rules.mode is Mode.APPEND:
             put = insert
             if shape.key:
-                put = Step(append.append_statement(self.table, rows, shape, self.update_id))
+                put = Step(
+                    append.append_statement(self.table, rows, shape, self.update_id),
+                    tells_changes=True,
+                )
             return [self._clear(), put] if self.full and not first else [put]
         if first:
             return [insert]
@@ -89,9 +106,9 @@ class Application:
         if self.rules.mode is Mode.DELETE_INSERT:
             same = Step(merge.delete_same_statement(self.table, kept, shape), counts=False)
             return [*gone, same, insert]
-        newest_wins = not self.full
+        newest_wins = self.rules.newest_wins and not self.full
         upsert = merge.merge_statement(self.table, kept, shape, newest_wins=newest_wins)
-        return [*gone, Step(upsert)]
+        return [*gone, Step(upsert, tells_changes=True)]
 
     def _replace_part(self, *, first: bool) -> list[Step]:
         """The part is emptied, also where no row comes in its place."""

@@ -37,6 +37,7 @@ from tidegate.ledger.intents import Intents
 from tidegate.ledger.ledger import Ledger
 from tidegate.ledger.markers import Markers
 from tidegate.ledger.staged_folders import StagedFolder, StagedFolders
+from tidegate.ledger.staging import Staging
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.batch import BatchKind
 from tidegate.model.drift import record_columns
@@ -275,10 +276,11 @@ class LakeDestination:
 
     def discard(self, attempt_id: str, *, ended: bool = False) -> int:
         with self.open() as connection:
+            # Changes of a source are landed in tables before they become files.
+            removed = Staging(self.ledger).discard(connection, self.control_id, attempt_id)
             folders = StagedFolders(self.ledger).of_attempt(connection, attempt_id)
         if not folders:
-            return 0
-        removed = 0
+            return removed
         for folder in folders:
             if not folder.adopted:
                 io = file_io(self.catalog, folder.location)
@@ -293,9 +295,10 @@ class LakeDestination:
 
     def sweep(self, live_attempts: Callable[[], set[str]]) -> int:
         with self.open() as connection:
+            removed = Staging(self.ledger).sweep(connection, self.control_id, live_attempts)
             found = StagedFolders(self.ledger).attempts(connection, self._table_name)
         if not found:
-            return 0
+            return removed
         live = live_attempts()
         dead = [attempt_id for attempt_id in found if attempt_id not in live]
-        return sum(map(self.discard, dead))
+        return removed + sum(map(self.discard, dead))

@@ -52,7 +52,9 @@ class LakeApplication:
             into,
             rows,
             self.shape,
-            newest_wins=self.rules.mode is not Mode.DELETE_INSERT and not self.full,
+            newest_wins=self.rules.newest_wins
+            and self.rules.mode is not Mode.DELETE_INSERT
+            and not self.full,
             full=self.full,
             bounds=bounds,
             all_newer=all_newer,

@@ -18,7 +18,7 @@ from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.lake import MAIN, UPDATE_ID, LakeTable
 from tidegate.model.load import StagedWrite
 from tidegate.model.relation import Relation
-from tidegate.model.rules import Rules
+from tidegate.model.rules import Mode, Rules
 from tidegate.model.shape import Shape
 
 _MERGED = "spark.merge-into.num-target-rows-"
@@ -67,7 +67,9 @@ class LakeRows:
                 none = statements.no_rows(self.shape)
                 clear = statements.insert_rows(into, none, self.shape, overwrite=True)
                 self.session.run(clear)
-            return Applied(table.rows(branch or MAIN) if full else 0, first=False)
+            emptied = full and self.rules.mode is not Mode.REPLACE
+            changed = table.rows(branch or MAIN) if full else 0
+            return Applied(changed, first=False, emptied=emptied)
         application = LakeApplication(
             self.shape,
             self.rules,

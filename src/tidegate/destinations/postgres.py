@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from uuid import UUID
 
 import psycopg
@@ -17,6 +18,7 @@ from tidegate.destinations.apply import Application, Applied
 from tidegate.destinations.drift import find_evolution
 from tidegate.destinations.enums import refuse_unknown_values
 from tidegate.destinations.evolution import LOCK_SECONDS, Evolution, Evolver
+from tidegate.destinations.late import LateRows
 from tidegate.destinations.parts import refuse_outside
 from tidegate.destinations.publication import Publication
 from tidegate.destinations.quarantine import passing_rows, set_aside
@@ -43,6 +45,7 @@ from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.batch import BatchKind
 from tidegate.model.drift import Loaded, record_columns
 from tidegate.model.identity import resource_name
+from tidegate.model.lateness import remember
 from tidegate.model.load import Published, StagedWrite
 from tidegate.model.relation import Relation
 from tidegate.model.rules import Duplicates, Mode, Rules
@@ -261,7 +264,7 @@ class PostgresDestination:
                 connection.execute(
                     sql.SQL("ANALYZE {} ({})").format(qualified(table), column_list(names))
                 )
-            return Published(rows, applied.changed, rejected=rejected)
+            return Published(rows, applied.changed, rejected=rejected, late=applied.late)
 
     def _move(
         self,
@@ -285,7 +288,9 @@ class PostgresDestination:
             attempt_id=publication.fence.attempt_id,
             moved_by=publication.moved_by,
             reason=f"load {publication.batch.kind.value}",
-            declaration=publication.declaration,
+            declaration=remember(
+                before.declaration, publication.declaration, applied.late, datetime.now(UTC)
+            ),
         )
 
     def _bound(self, connection: Connection, remaining_seconds: float) -> None:
@@ -336,6 +341,7 @@ class PostgresDestination:
             rules=rules,
             update_id=publication.update_id,
             full=full,
+            late_rows=_late_rows(publication),
         )
         return application.apply(connection), rejected
 
@@ -363,6 +369,17 @@ class PostgresDestination:
             )
             for write in writes
         ]
+
+
+def _late_rows(publication: Publication) -> LateRows | None:
+    """What late rows are measured by, where a load looks back for them."""
+    before, cursor = publication.watermark, publication.shape.cursor
+    is_lookback = publication.batch.kind is BatchKind.LOOKBACK
+    if not is_lookback or before is None or before.value is None:
+        return None
+    if cursor is None or publication.cursor_type is None:
+        return None
+    return LateRows(cursor, publication.cursor_type, before.value)
 
 
 def _run_all(

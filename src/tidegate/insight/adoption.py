@@ -107,6 +107,13 @@ class _Examination:
     def examine(self, point: StartingPoint, *, take_over: bool) -> Adoption:
         sync, target = self._sync, self._target
         source = resolve_source(self._connection, sync)
+        if source.written is not None:
+            raise UsageError(
+                f'sync {sync.name} has changes = "snapshot", and no transaction is known up to '
+                f"which {sync.target} holds everything",
+                f"load into it: tidegate run {sync.name}; rows that are there already stay as they "
+                "are",
+            )
         self._refuse_owned(take_over=take_over)
         lake = self._lake(source)
         problems = find_problems(target, sync, source) if lake is None else lake.problems()
@@ -196,7 +203,11 @@ class _Examination:
         column = table.column(source.ordered_by.name)
         kind = None if column is None else CursorType.of(column.wire)
         wanted = source.ordered_by.type
-        if kind is None or (kind is not wanted and not (kind.is_integer and wanted.is_integer)):
+        if (
+            kind is None
+            or kind is CursorType.XID8
+            or (kind is not wanted and not (kind.is_integer and wanted.is_integer))
+        ):
             return None
         return read_extent(self._target, table, source.ordered_by.name, kind)
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidegate.errors import SettingsError, TidegateError
+from tidegate.insight.doctor_cdc import check_changes
 from tidegate.insight.doctor_engine import check_engine
+from tidegate.insight.doctor_events import check_events
 from tidegate.insight.doctor_lake import check_lakes
 from tidegate.insight.doctor_machine import check_machine
 from tidegate.insight.doctor_postgres import check_databases
@@ -63,6 +65,8 @@ def examine(
         checks.append(fail("declarations", error.message, error.hint or "correct the declaration"))
     context = Context(settings)
     checks += check_databases(context, syncs)
+    checks += check_changes(context, syncs)
+    checks += check_events(context)
     checks += check_lakes(context, syncs)
     checks += check_engine(context)
     return Examination(settings.project.name, tuple(checks))

@@ -46,7 +46,7 @@ def find_problems(connection: Connection, sync: Sync, source: PostgresSource) ->
 def read_extent(connection: Connection, table: Table, cursor: str, kind: CursorType) -> Extent:
     """The highest cursor value of a table and the next lower one that is not infinite."""
     column = sql.Identifier(cursor)
-    finite = sql.SQL("true" if kind.is_integer else "isfinite({})").format(column)
+    finite = sql.SQL("true" if kind.is_number else "isfinite({})").format(column)
     row = connection.execute(
         sql.SQL(
             "WITH top AS (SELECT max({column}) AS value FROM {table})"

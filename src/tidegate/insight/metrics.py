@@ -47,12 +47,21 @@ def measure_syncs(lines: list[SyncLine], now: float) -> Iterator[Metric]:
     """How long ago each sync last ran, and whether that went well."""
     ages = Metric("tidegate_sync_last_run_age_seconds", "How long ago a sync last ran.", ("sync",))
     failed = Metric("tidegate_sync_failed", "Whether the latest run of a sync failed.", ("sync",))
+    late = Metric(
+        "tidegate_sync_late_rows", "Rows that the latest run found below the watermark.", ("sync",)
+    )
+    farthest = Metric(
+        "tidegate_sync_late_farthest",
+        "How far below it, in seconds or in steps of an integer cursor.",
+        ("sync",),
+    )
     for one in lines:
         if one.last_run_at is not None:
             ages.values[(one.sync,)] = max(0.0, now - one.last_run_at.timestamp())
             failed.values[(one.sync,)] = one.state.value == "failed"
-    yield ages
-    yield failed
+            late.values[(one.sync,)] = one.late_rows
+            farthest.values[(one.sync,)] = one.late_farthest
+    yield from (ages, failed, late, farthest)
 
 
 def _jobs(context: Context, control: Connection) -> Iterator[Metric]:

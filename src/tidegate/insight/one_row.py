@@ -119,7 +119,7 @@ def read_source(
         if source.lookback is not None and watermark.value is not None:
             low = source.lookback_low(connection, watermark.value)
             lookback = sql.SQL("{}::text::numeric > {}::numeric").format(cursor, sql.Literal(low))
-            if not source.cursor.type.is_integer:
+            if not source.cursor.type.is_number:
                 lookback = sql.SQL("{} > {}").format(cursor, source.value(low))
     kept = sql.SQL("true") if sync.where is None else condition(sync.where)
     row = connection.execute(

@@ -39,6 +39,12 @@ _LAKE_SIGNS = {
     "staged_folders": {"folder", "attempt_id", "target_table", "location"},
     "catalog_moves": {"attempt_id", "session", "backend_pid", "backend_start"},
 }
+# These are there where a project has events.
+_EVENT_SIGNS = {
+    "event_changes": {"id", "changes"},
+    "event_batches": {"attempt_id", "committed_at", "claimed", "facts"},
+}
+_EVENT_FUNCTION = "event_moment"
 LEDGER_TABLES = tuple(_SIGNS)
 # Without these nobody finds the tables of an embedded lake any more.
 _CATALOG = frozenset(_CREATED.findall(script("ledger/lake_catalog")))
@@ -117,13 +123,18 @@ def find_ledger(
         parts.append(_table(connection, markers))
     elif markers is not None and complete:
         parts.append(_marker_rows(connection, ledger, markers, states, everybody=whole))
+    functions = {
+        name for _, name, kind in objects if kind is None and tables & set(_EVENT_SIGNS)
+    } & {_EVENT_FUNCTION}
+    if whole:
+        parts += [Part("function", str(Relation(ledger.schema, one))) for one in functions]
     ours = None if owner.control_id is None else staging_prefix(owner.control_id)
     parts += [
         Part("staging table", str(Relation(ledger.schema, one)))
         for one in staging
         if whole or (ours is not None and one.startswith(ours))
     ]
-    known = {*tables, *staging, *_names_beside(context, ledger.schema)}
+    known = {*tables, *staging, *functions, *_names_beside(context, ledger.schema)}
     if markers is not None and own_markers and markers.schema == ledger.schema:
         known.add(markers.name)
     kept = tuple(
@@ -199,7 +210,7 @@ def list_objects(connection: Connection, schema: str) -> list[tuple[str, str, st
 
 
 def _signed(connection: Connection, ledger: Ledger, table: str) -> bool:
-    signs = (_SIGNS | (_LAKE_SIGNS if ledger.lake else {})).get(table)
+    signs = (_SIGNS | (_LAKE_SIGNS if ledger.lake else _EVENT_SIGNS)).get(table)
     found = None if signs is None else describe_table(connection, Relation(ledger.schema, table))
     return signs is not None and found is not None and signs <= set(found.column_names)
 

@@ -40,6 +40,8 @@ class Facts:
     nearest: list[str]
     edited_in: int | None = None
     """the commit of a lake that wrote the target's row and was nobody's load"""
+    waits: bool = False
+    """a change of it waits in the slot"""
 
     def explain(self) -> Answer:
         if self.source is None:
@@ -50,6 +52,10 @@ class Facts:
             return Reason.NOT_YET, f"sync {self.sync.name} has never run", self._run
         if self.sync.mode is Mode.REPLACE:
             return self._replaced()
+        if self.sync.changes == "snapshot":
+            return self._by_transaction()
+        if self.sync.changes == "cdc":
+            return self._by_changes()
         if self.source.cursor is None:
             return self._without_cursor()
         if self.source.is_pending and (self.differ or self.target is None or not self.compared):
@@ -70,9 +76,13 @@ class Facts:
                 return Reason.EDITED, sentence, self._refresh
             if sync.mode is Mode.REPLACE:
                 return Reason.DELETED, f"{gone}; the next run removes it here", self._run
+            if sync.changes == "cdc":
+                return self._deleted_by_changes(gone)
             keeps = "append keeps what it has loaded"
             if sync.mode is not Mode.APPEND:
-                keeps = f"{sync.mode} by a cursor does not see deleted rows"
+                by = "a cursor" if sync.changes == "cursor" else "transactions"
+                keeps = f"{sync.mode} by {by} does not see deleted rows"
+                return Reason.DELETED, f"{gone}, but the target does: {keeps}", self._repair
             return Reason.DELETED, f"{gone}, but the target does: {keeps}", self._refresh
         if self.rejection is not None:
             return Reason.REJECTED, f"{gone}; it had been {self._rejected}", None
@@ -122,6 +132,62 @@ class Facts:
             return self._set_aside()
         sentence = f"{cursor} is NULL; such rows are loaded with every run that finds a change"
         return Reason.NO_CURSOR, sentence, self._run
+
+    def _deleted_by_changes(self, gone: str) -> Answer:
+        if self.waits:
+            what = "marks" if self.sync.is_soft else "removes"
+            return Reason.DELETED, f"{gone}; the next run {what} it here", self._run
+        if self.sync.is_soft:
+            return Reason.DELETED, f'{gone}; with deletes = "soft" it stays here, marked', None
+        sentence = f"{gone}, and no change of it waits: somebody wrote it into the target"
+        return Reason.EDITED, sentence, self._repair
+
+    def _by_changes(self) -> Answer:
+        if self.target is not None and not self.differ:
+            return self._same()
+        if self.waits:
+            waiting = "its last change waits in the source's log"
+            if self.target is None:
+                return Reason.NOT_YET, waiting, self._run
+            return Reason.CHANGED, f"{waiting}; the target holds an older version", self._run
+        if self.edited_in is not None:
+            return self._edited()
+        if self.target is None and self.sync.transform is not None:
+            return self._transformed()
+        what = "removed it from" if self.target is None else "changed it in"
+        sentence = (
+            f"no change of it waits in the source's log: somebody {what} the target, or a column "
+            "was added with a default, which no log tells"
+        )
+        return Reason.EDITED, sentence, self._repair
+
+    def _by_transaction(self) -> Answer:
+        assert self.source is not None
+        mark = self.watermark.value
+        if self.source.is_pending and (self.differ or self.target is None or not self.compared):
+            since = "and nothing is loaded whole yet"
+            if mark is not None:
+                since = f"since the watermark (transaction {mark})"
+            if self.target is None:
+                return Reason.NOT_YET, f"it was written {since}", self._run
+            sentence = f"it was written {since}; the target holds an older version"
+            return Reason.CHANGED, sentence, self._run
+        if self.target is not None and not self.differ:
+            return self._same()
+        if self.edited_in is not None:
+            return self._edited()
+        if self.rejection is not None:
+            return self._set_aside()
+        if self.target is None and self.sync.transform is not None:
+            return self._transformed()
+        what = "removed it from" if self.target is None else "changed it in"
+        sentence = (
+            f"it was written before the watermark (transaction {mark}): somebody {what} the target"
+        )
+        if self.sync.cursor is not None:
+            late = f", or its {self.sync.cursor} lay further back than the lookback"
+            return Reason.LATE, sentence + late, self._again
+        return Reason.EDITED, sentence, self._refresh
 
     def _pending(self) -> Answer:
         assert self.source is not None
@@ -222,6 +288,10 @@ class Facts:
     @property
     def _run(self) -> str:
         return f"tidegate run {self.sync.name}"
+
+    @property
+    def _repair(self) -> str:
+        return f"to put right what differs: tidegate verify {self.sync.name} --repair"
 
     @property
     def _refresh(self) -> str:

@@ -25,6 +25,7 @@ from tidegate.model.identity import DatabaseIdentity, pipeline_name, sync_of
 from tidegate.model.ownership import Ownership, StateTable
 from tidegate.model.relation import Endpoint, Relation
 from tidegate.model.sync import Sync
+from tidegate.pipeline.cdc_source import Left, leave_slots
 from tidegate.pipeline.context import Context
 from tidegate.postgres.catalog import database_identity, describe_table
 from tidegate.postgres.connect import Connection, first_line
@@ -135,8 +136,12 @@ def remove_holdings(
     live: Callable[[], set[str]],
     *,
     drop_target: bool,
-) -> None:
-    """Delete it all in one transaction, under a fence that keeps every other attempt out."""
+) -> list[Left]:
+    """Delete it all in one transaction, under a fence that keeps every other attempt out.
+
+    The slot that it reads, if it does, is left afterwards: killed in between, the sync can be
+    removed again.
+    """
     if drop_target:
         check_drop(holdings)
     with context.plane.connect() as control:
@@ -171,6 +176,16 @@ def remove_holdings(
     if holdings.in_lake:
         left = LeftInLake(context.catalog(holdings.target.connection), ledger)
         left.discard(holdings.target.relation, live() - {fence.attempt_id}, holdings.branches)
+    return leave_slot(context, holdings.pipeline)
+
+
+def leave_slot(context: Context, pipeline: str) -> list[Left]:
+    """Drop the publication of a sync and, with its last reader, the slot; those it read."""
+    with context.plane.connect() as control:
+        if context.plane.version(control) == 0:
+            return []
+        context.plane.migrate(control)
+        return leave_slots(context, control, pipeline)
 
 
 def _find_in(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidegate.errors import TidegateError, UsageError
+from tidegate.insight import template_events
 from tidegate.model.relation import Endpoint, Relation, display
 from tidegate.model.sync import Sync
 from tidegate.pipeline.expansion import (
@@ -32,6 +33,7 @@ FILE = "tidegate.toml"
 WAREHOUSE = "warehouse"
 _PROJECT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _MAX_NAME = 63
+TEMPLATES = ("events",)
 
 _HEAD = """\
 # A Tidegate project. `tidegate plan` says what a run would do, `tidegate run --all` does it.
@@ -107,9 +109,14 @@ class Scaffold:
     syncs: list[ProposedSync] = field(default_factory=list)
     group: ProposedGroup | None = None
     left_out: list[LeftOut] = field(default_factory=list)
+    template: str | None = None
+    beside: dict[str, str] = field(default_factory=dict)
+    """further files of a template: names and texts"""
 
 
-def plan_project(folder: Path, name: str | None, source: str | None) -> Scaffold:
+def plan_project(
+    folder: Path, name: str | None, source: str | None, template: str | None = None
+) -> Scaffold:
     """Decide what to write; nothing is written yet, and nothing is if the source cannot be read."""
     folder = folder.absolute()
     if (folder / FILE).exists() or (folder / FILE).is_symlink():
@@ -124,6 +131,8 @@ def plan_project(folder: Path, name: str | None, source: str | None) -> Scaffold
             "1 to 63 letters, digits, dots, dashes and underscores, the first a letter or digit",
         )
     scaffold = Scaffold(folder, name or _project_name(folder.resolve().name))
+    if template is not None:
+        _take_template(scaffold, template, source)
     if source is not None:
         _read_source(scaffold, source)
     return scaffold
@@ -139,20 +148,25 @@ def write_project(scaffold: Scaffold) -> list[str]:
             written.append(".env")
         if _ignore(folder / ".gitignore", (".env", ".tidegate/")):
             written.append(".gitignore")
-        with (folder / FILE).open("x", encoding="utf-8") as file:
-            file.write(render(scaffold))
-    except FileExistsError:
-        raise UsageError(f"{folder} has a {FILE} already", "it is left as it is") from None
+        for name, content in {**scaffold.beside, FILE: render(scaffold)}.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            with (folder / name).open("x", encoding="utf-8") as file:
+                file.write(content)
+    except FileExistsError as error:
+        name = Path(error.filename or FILE).name
+        raise UsageError(f"{folder} has a {name} already", "it is left as it is") from None
     except OSError as error:
         raise TidegateError(
             f"{error.filename or folder} cannot be written: {error.strerror}",
             "choose a folder that you may write to",
         ) from None
-    return [FILE, *written]
+    return [FILE, *scaffold.beside, *written]
 
 
 def render(scaffold: Scaffold) -> str:
     """The text of tidegate.toml."""
+    if scaffold.template is not None:
+        return template_events.project_text(text(scaffold.name))
     head = _HEAD.format(name=text(scaffold.name))
     if scaffold.connection is None:
         return head + _EXAMPLE
@@ -201,6 +215,21 @@ def name_syncs(relations: Iterable[Relation]) -> dict[Relation, str]:
         taken.add(candidate.lower())
         names[relation] = candidate
     return names
+
+
+def _take_template(scaffold: Scaffold, template: str, source: str | None) -> None:
+    if template not in TEMPLATES:
+        raise UsageError(f"there is no template {template!r}", f"choose {', '.join(TEMPLATES)}")
+    if source is not None:
+        raise UsageError("--template and --source were both given", "give one of them")
+    scaffold.template = template
+    scaffold.beside = template_events.other_files()
+    for name in scaffold.beside:
+        if (scaffold.folder / name).exists():
+            raise UsageError(
+                f"{name} is in {scaffold.folder} already",
+                "it is left as it is; choose another folder",
+            )
 
 
 def _read_source(scaffold: Scaffold, source: str) -> None:

@@ -98,6 +98,8 @@ class Starting:
 
     def _minus(self, value: str, amount: str) -> str:
         kind = self.source.ordered_by.type
+        if kind is CursorType.XID8:
+            return str(max(0, int(value) - int(amount)))
         operand = "{}::numeric" if kind.is_integer else "{}::interval"
         try:
             row = self.connection.execute(
@@ -125,13 +127,13 @@ class Starting:
 
 
 def _unit(kind: CursorType) -> str:
-    if kind.is_integer:
+    if kind.is_number:
         return "1"
     return "1 day" if kind is CursorType.DATE else "1 microsecond"
 
 
 def _amount(back: str, kind: CursorType) -> str:
-    if kind.is_integer:
+    if kind.is_number:
         if not back.strip().isdecimal():
             raise UsageError(
                 f"--back {back!r} for an integer cursor", "write a number of values: --back 1000"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -15,22 +16,28 @@ from tidegate.control.job_records import JobRecords, RecentJob
 from tidegate.errors import ConnectionFailed, TidegateError
 from tidegate.insight.control_session import has_jobs
 from tidegate.insight.queue import QueueStatus, read_queue
+from tidegate.insight.slots import SlotStatus, read_slots
 from tidegate.insight.table_health import UnwellTable, find_unwell
 from tidegate.insight.vacuum_horizon import read_vacuum_horizon
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.cursor import CursorType
 from tidegate.model.horizon import Horizon
 from tidegate.model.job import SYNC, JobStatus
+from tidegate.model.lateness import Lateness
+from tidegate.model.lsn import lsn_value
 from tidegate.model.plan import Lock
 from tidegate.model.sync import Sync
 from tidegate.model.vacuum_horizon import VacuumHorizon
 from tidegate.model.watermark import Watermark
+from tidegate.pipeline.cdc_origin import ChangeLog
+from tidegate.pipeline.cdc_source import CdcSource
 from tidegate.pipeline.changed import refuse_changed
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import resolve_source
 from tidegate.pipeline.lake_declaration import refuse_changed_lake, resolve_lake_source
 from tidegate.pipeline.loaded import pending_condition
 from tidegate.pipeline.lock import read_lock
+from tidegate.pipeline.passes import check_standing
 from tidegate.pipeline.sessions import ReadMemory, Sessions
 from tidegate.postgres.connect import Connection, translate
 from tidegate.sources.horizon import read_horizon
@@ -72,6 +79,8 @@ class Lag:
     rows: int | None
     rows_are_capped: bool
     seconds: float | None
+    bytes: int | None = None
+    """of the source's log, whatever it is about, where changes are read from it"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +104,9 @@ class SyncStatus:
     problem: str | None
     mode: str = "merge"
     version: int = 0
+    late: Lateness | None = None
+    """rows that lookbacks of the last loads still found"""
+    lookback: str | None = None
 
     @property
     def is_well(self) -> bool:
@@ -112,10 +124,16 @@ class ProjectStatus:
     queue: QueueStatus = field(default_factory=QueueStatus)
     unwell_tables: tuple[UnwellTable, ...] = ()
     """those of lakes, as the table cache has them"""
+    slots: tuple[SlotStatus, ...] = ()
+    """from which changes are read"""
 
     @property
     def is_well(self) -> bool:
-        return self.control_unreachable is None and all(sync.is_well for sync in self.syncs)
+        return (
+            self.control_unreachable is None
+            and all(sync.is_well for sync in self.syncs)
+            and all(slot.is_well for slot in self.slots)
+        )
 
 
 def read_status(context: Context, syncs: Iterable[Sync]) -> ProjectStatus:
@@ -124,6 +142,7 @@ def read_status(context: Context, syncs: Iterable[Sync]) -> ProjectStatus:
         jobs: dict[str, RecentJob] | None = None
         horizon, queue, unreachable = VacuumHorizon(), QueueStatus(), None
         unwell: tuple[UnwellTable, ...] = ()
+        slots: list[SlotStatus] = []
         try:
             control = sessions.control()
             project = context.settings.project.name
@@ -138,10 +157,15 @@ def read_status(context: Context, syncs: Iterable[Sync]) -> ProjectStatus:
             if control is not None and has_jobs(context.plane, control):
                 queue = read_queue(context.plane, control, project)
                 unwell = find_unwell(context, control)
+                slots = read_slots(
+                    context, control, lambda name: nullcontext(sessions.source(name))
+                )
         except (TidegateError, psycopg.Error) as error:
             unreachable = _words(error)
         found = tuple(_Look(sessions, sync, jobs).status() for sync in syncs)
-    return ProjectStatus(context.settings.project.name, found, horizon, unreachable, queue, unwell)
+    return ProjectStatus(
+        context.settings.project.name, found, horizon, unreachable, queue, unwell, tuple(slots)
+    )
 
 
 @dataclass(slots=True)
@@ -187,6 +211,8 @@ class _Look:
             problem=problem,
             mode=self.sync.mode.value,
             version=watermark.version if watermark else 0,
+            late=_lateness(watermark),
+            lookback=None if self.sync.lookback is None else str(self.sync.lookback),
         )
 
     def _watermark(self) -> Watermark:
@@ -218,13 +244,40 @@ class _Look:
         source = resolve_source(connection, self.sync)
         plane = self.sessions.context.plane
         control = None if self.jobs is None else self.sessions.control()
+        if self.sync.changes == "cdc":
+            return self._look_at_changes(connection, source, watermark, control), None
         memory = ReadMemory(plane, control, self.sync.pipeline)
         horizon = read_horizon(connection, source.cursor, memory, may_wait=False)
         lag = None
         if watermark is not None:
             refuse_changed(watermark, source, self.sync)
+            check_standing(connection, source, watermark, self.sync)
             lag = _lag(connection, source, watermark)
         return lag, _held_now(connection, source, watermark, horizon)
+
+    def _look_at_changes(
+        self,
+        connection: Connection,
+        source: PostgresSource,
+        watermark: Watermark | None,
+        control: Connection | None,
+    ) -> Lag | None:
+        if watermark is None or watermark.value is None or control is None:
+            return None
+        context = self.sessions.context
+        log = ChangeLog.of(self.sync, source, connection, context.plane.identity(control))
+        changes = CdcSource(context, self.sync, source, log)
+        changes.refuse_changed(watermark)
+        if watermark.is_refreshing:
+            return None
+        _, server = changes.check(watermark)
+        behind = max(0, lsn_value(server.lsn) - lsn_value(watermark.value))
+        readers = changes.slots.read_by(control, self.sync.pipeline)
+        read_at = next((one.read_at for one in readers if one.slot == log.slot.name), None)
+        row = connection.execute(
+            "SELECT extract(epoch FROM clock_timestamp() - %s::timestamptz)::float8", (read_at,)
+        ).fetchone()
+        return Lag(None, False, row[0] if row else None, behind)
 
     def _look_at_lake(self, watermark: Watermark | None) -> Lag | None:
         source = resolve_lake_source(self.sessions.context, self.sync)
@@ -232,6 +285,14 @@ class _Look:
             return None
         refuse_changed_lake(watermark, source, self.sync)
         return Lag(source.waiting_rows(source.table, watermark.value), False, None)
+
+
+def _lateness(watermark: Watermark | None) -> Lateness | None:
+    if watermark is None:
+        return None
+    kind = None if watermark.cursor_type is None else CursorType.of(watermark.cursor_type)
+    in_seconds = kind is not None and not kind.is_number
+    return Lateness.recorded(watermark.declaration, in_seconds=in_seconds)
 
 
 def _lag(connection: Connection, source: PostgresSource, watermark: Watermark) -> Lag:
@@ -255,7 +316,7 @@ def _seconds_behind(
     connection: Connection, source: PostgresSource, watermark: Watermark
 ) -> float | None:
     """How far the watermark lies behind the source's clock."""
-    if watermark.value is None or source.cursor is None or source.cursor.type.is_integer:
+    if watermark.value is None or source.cursor is None or source.cursor.type.is_number:
         return None
     moment: sql.Composable = source.value(watermark.value)
     if source.cursor.type is not CursorType.TIMESTAMPTZ:

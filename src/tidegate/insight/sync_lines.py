@@ -30,6 +30,10 @@ class SyncLine:
     rows: int | None
     error: str | None
     watermark: str | None
+    late_rows: int = 0
+    """that the latest run found below the watermark"""
+    late_farthest: float = 0.0
+    """behind it, in seconds or in steps of an integer cursor"""
 
 
 def list_syncs(
@@ -64,6 +68,8 @@ def _line(one: Sync | Group, name: str, job: RecentJob | None) -> SyncLine:
         rows=result.get("rows"),
         error=job.error if job else None,
         watermark=result.get("watermark"),
+        late_rows=int((result.get("late") or {}).get("rows", 0)),
+        late_farthest=float((result.get("late") or {}).get("farthest", 0.0)),
     )
 
 

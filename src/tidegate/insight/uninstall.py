@@ -11,6 +11,7 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from tidegate.control.dead import DeadAttempts
+from tidegate.control.slots import Slots
 from tidegate.errors import BusyError, DestinationError, TidegateError, UsageError
 from tidegate.insight.bounding import bound_transaction
 from tidegate.insight.left_in_lake import LeftInLake
@@ -29,7 +30,7 @@ from tidegate.insight.premises import (
     own_states,
 )
 from tidegate.insight.workers import read_workers
-from tidegate.model.identity import DatabaseIdentity
+from tidegate.model.identity import DatabaseIdentity, sync_of
 from tidegate.model.job import Holder, JobStatus
 from tidegate.model.relation import Relation
 from tidegate.pipeline.context import Context
@@ -128,6 +129,7 @@ def _no_job(context: Context, project: str | None) -> Iterator[Connection]:
                 _lock(control, plane.schema, ("jobs", "job_queue", "table_locks"), "control")
                 _refuse_live(context, control, project)
                 _refuse_workers(context, control, project)
+                _refuse_slots(context, control, project)
             yield control
 
 
@@ -152,6 +154,19 @@ def _refuse_workers(context: Context, control: Connection, project: str | None) 
                 f"a worker of project {project or 'any'} is there: {worker}; nothing was removed",
                 f"stop it on {worker.host}, as with: kill {worker.pid}; then try again",
             )
+
+
+def _refuse_slots(context: Context, control: Connection, project: str | None) -> None:
+    """A slot that nobody knows of keeps its server's log until the disk is full."""
+    mine = project or context.settings.project.name
+    readers = Slots(context.plane).readers(control, mine)
+    if readers:
+        names = list(dict.fromkeys(sync_of(mine, one.pipeline) for one in readers))
+        raise UsageError(
+            f"slots in sources of this project are read by {', '.join(names)}, and would keep "
+            "their servers' logs for ever; nothing was removed",
+            "; ".join(f"tidegate remove {name}" for name in names) + "; then try again",
+        )
 
 
 def _remove_ledger(context: Context, shown: Premises, owner: Owner, *, shared: bool) -> None:

@@ -101,8 +101,16 @@ class SyncWatermark:
                 "not moved by hand",
                 f"to load everything again: tidegate run {self.sync.name} --full-refresh",
             )
+        if self.sync.changes == "cdc":
+            raise UsageError(
+                f"the watermark of {self.sync.name} is a position in the log of its source, which "
+                "is not moved by hand: a slot does not go back",
+                f"to load everything again: tidegate run {self.sync.name} --full-refresh",
+            )
         with self.context.databases.connect(self.sync.source.connection) as connection:
             source = resolve_source(connection, self.sync)
+        if source.written is not None:
+            return CursorType.XID8
         if source.cursor is None:
             raise UsageError(
                 f"sync {self.sync.name} loads everything each time and has no watermark",

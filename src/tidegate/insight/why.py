@@ -37,11 +37,13 @@ from tidegate.model.relation import Endpoint, Relation
 from tidegate.model.rules import Mode
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
+from tidegate.pipeline.cdc_waiting import waits
 from tidegate.pipeline.changed import refuse_changed
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import nearest, passthrough_shape, resolve_source
 from tidegate.pipeline.lake_mirror import field_kinds, lake_columns
 from tidegate.pipeline.lake_view import LakeView, look
+from tidegate.pipeline.passes import check_standing
 from tidegate.pipeline.reading import bounded, read_only
 from tidegate.pipeline.sessions import Sessions
 from tidegate.postgres.catalog import describe_table
@@ -124,6 +126,7 @@ class _Explaining:
             with read_only(target):
                 found = self._read_target(target, source, key, before)
         refuse_changed(found.watermark, source, sync)
+        check_standing(connection, source, found.watermark, sync)
         with read_only(connection):
             row = read_source(
                 connection, sync, source, key, found.watermark, horizon, found.columns
@@ -152,6 +155,7 @@ class _Explaining:
             made=None if made is None else len(made.rows),
             nearest=near,
             edited_in=found.edited_in,
+            waits=self._waits(source, key, found),
         )
         reason, sentence, hint = facts.explain()
         return Explanation(
@@ -172,6 +176,11 @@ class _Explaining:
             snapshot=found.snapshot,
             notes=tuple(self._notes(row, found, made)),
         )
+
+    def _waits(self, source: PostgresSource, key: Key, found: _Found) -> bool:
+        if self.sync.changes != "cdc" or found.watermark.value is None:
+            return False
+        return waits(self.sessions.context, self.sync, source, key)
 
     def _read_target(
         self, target: Connection, source: PostgresSource, key: Key, before: Watermark
@@ -307,7 +316,7 @@ class _Explaining:
     ) -> bool | None:
         """Whether a source that is loaded whole is as the last run found it."""
         control = self.sessions.control()
-        if source.cursor is not None or control is None:
+        if not source.is_whole or control is None:
             return None
         records = JobRecords(self.sessions.context.plane)
         last = records.last_result(control, self.sync.project, SYNC, self.sync.name)

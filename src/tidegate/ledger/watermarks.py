@@ -89,10 +89,12 @@ class Watermarks:
         reason: str,
         declaration: Mapping[str, Any] | None = None,
         rows: int | None = None,
+        is_load: bool = True,
     ) -> None:
         """Compare-and-set inside the load's transaction; never down.
 
-        The log tells how many more rows are recorded, or `rows` where that is not the same.
+        The log tells how many more rows are recorded, or `rows` where that is not the same. A load
+        is named in it once, and not again by a move that is none.
         """
         position = None if after.position is None else Jsonb(list(after.position))
         moved = connection.execute(
@@ -126,6 +128,7 @@ class Watermarks:
             fence=fence,
             moved_by=moved_by,
             reason=reason,
+            **({} if is_load else {"update_id": None}),
         )
 
     def reset(
@@ -194,7 +197,7 @@ class Watermarks:
             raise UsageError(
                 f"{left!r} is not a {cursor_type.value}: {first_line(error)}",
                 "give a value of the cursor's type, for example "
-                + ("12345" if cursor_type.is_integer else "2026-11-01 00:00:00+00"),
+                + ("12345" if cursor_type.is_number else "2026-11-01 00:00:00+00"),
             ) from None
         assert row is not None
         return (1 if right is None else row[0]), row[1]

@@ -25,6 +25,15 @@ class BatchKind(StrEnum):
     """the rows of a DataFrame, which have no place in a source"""
     SNAPSHOTS = "snapshots"
     """what the commits of a lake's table changed after the snapshot low, up to high"""
+    CHANGES = "changes"
+    """what whole transactions changed that ended in the log after low, up to high"""
+    WRITTEN = "written"
+    """rows written by transaction low or a later one, and key_low < key <= key_high; up to high
+    everything is in once all keys are"""
+    REPAIR = "repair"
+    """ranges of keys as the source has them, and which keys it does not have"""
+    BACKFILL = "backfill"
+    """rows with low <= cursor < high, wherever the watermark is"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +49,20 @@ class Batch:
     rows: int = 0
     is_last: bool = False
     """nothing more was to be had when it was planned"""
+    reached: str | None = None
+    """of written rows: how far the cursor had got, below which only the lookback is looked at"""
+    tables: tuple[int, ...] | None = None
+    """of written rows: tables other than these are new, and all their rows belong to it"""
+    part: str | None = None
+    """of a repair, which ranges of keys"""
 
     @property
     def identity(self) -> tuple[object, ...]:
         """What makes this batch this batch; the rest is only knowledge about it."""
-        return (self.kind.value, self.low, self.high, self.key_low, self.key_high, self.closes_tie)
+        found = (self.kind.value, self.low, self.high, self.key_low, self.key_high, self.closes_tie)
+        if self.kind is BatchKind.WRITTEN:
+            return (*found, self.reached, self.tables)
+        return found if self.part is None else (*found, self.part)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -53,7 +71,7 @@ class Batch:
     def from_json(cls, data: Mapping[str, Any]) -> Batch:
         values = dict(data)
         values["kind"] = BatchKind(values["kind"])
-        for name in ("key_low", "key_high"):
+        for name in ("key_low", "key_high", "tables"):
             if values.get(name) is not None:
                 values[name] = tuple(values[name])
         return cls(**values)
@@ -63,6 +81,15 @@ class Batch:
             return "rows without a cursor"
         if self.kind is BatchKind.TIE:
             return f"= {self.high}, keys ({_bound(self.key_low)}, {_bound(self.key_high)}]"
+        if self.kind is BatchKind.WRITTEN:
+            since = "all rows" if self.low is None else f"written since {self.low}"
+            if self.key_low is None and self.key_high is None:
+                return since
+            return f"{since}, keys ({_bound(self.key_low)}, {_bound(self.key_high)}]"
+        if self.kind is BatchKind.REPAIR:
+            return f"repair of {self.part}"
+        if self.kind is BatchKind.BACKFILL:
+            return f"backfill [{self.low}, {self.high})"
         label = "" if self.kind is BatchKind.RANGE else f"{self.kind} "
         return f"{label}({self.low or '-∞'}, {self.high or '∞'}]"
 

@@ -14,10 +14,16 @@ class CursorType(StrEnum):
     SMALLINT = "smallint"
     INTEGER = "integer"
     BIGINT = "bigint"
+    XID8 = "xid8"
 
     @property
     def is_integer(self) -> bool:
         return self in (CursorType.SMALLINT, CursorType.INTEGER, CursorType.BIGINT)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether values are whole numbers, though not always ones to calculate with."""
+        return self.is_integer or self is CursorType.XID8
 
     @classmethod
     def of(cls, type_name: str) -> CursorType | None:

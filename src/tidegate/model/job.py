@@ -18,13 +18,19 @@ MAINTENANCE = "maintenance"
 """the kind of job that maintains a lake's table"""
 TASK = "task"
 """the kind of job that runs a task"""
+REPAIR = "repair"
+"""the kind of job that loads again what `verify` found to differ"""
+BACKFILL = "backfill"
+"""the kind of job that loads a range of a sync's source again"""
+EVENT = "event"
+"""the kind of job that does one phase of the project's events"""
 NOTHING = "noop"
 """the kind of job that does nothing, to see that workers are there"""
 _TASK_CRASHES = 5
 
 
-KINDS = frozenset({SYNC, VACUUM, PUBLISH, MAINTENANCE, TASK, NOTHING})
-LOADS = frozenset({SYNC, PUBLISH, TASK})
+KINDS = frozenset({SYNC, VACUUM, PUBLISH, MAINTENANCE, TASK, REPAIR, BACKFILL, EVENT, NOTHING})
+LOADS = frozenset({SYNC, PUBLISH, TASK, EVENT})
 """kinds whose work goes on where it stopped, whoever takes it up"""
 
 

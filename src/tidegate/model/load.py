@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidegate.model.batch import Batch
+from tidegate.model.lateness import Late
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Published:
     changed: int
     already: bool = False
     rejected: int = 0
+    late: Late | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +69,5 @@ class LoadResult:
     rejected: int = 0
     notes: tuple[str, ...] = ()
     """what the user should know about the target"""
+    late: Late | None = None
+    """rows that came after the watermark had passed them"""

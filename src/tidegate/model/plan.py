@@ -52,6 +52,21 @@ class TargetPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotPlan:
+    """The slot of a sync by its changes; its names are known once the project has run."""
+
+    slot: str | None
+    publication: str | None
+    exists: bool
+    copies: bool
+    """whether the whole table is copied first"""
+    behind_bytes: int
+    """how much of the log has been written since the last load, whatever it is about"""
+    retained_bytes: int | None
+    deletes: str
+
+
+@dataclass(frozen=True, slots=True)
 class SyncPlan:
     """Everything a run of one sync would start from."""
 
@@ -94,6 +109,10 @@ class SyncPlan:
     """where main of a lake's table stands, if the source is one"""
     snapshots: int | None = None
     """how many snapshots of it wait to be loaded; None where the source is no lake"""
+    slot: SlotPlan | None = None
+    """where its changes come from, if it is read by them"""
+    changes: str = "cursor"
+    """how changes are found"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +152,25 @@ class TaskPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class EventPlan:
+    """The events of a project: what they become, and what a run would make first."""
+
+    raw: str
+    facts: str
+    partition_column: str
+    hashed: tuple[str, ...]
+    dimensions: tuple[str, ...]
+    views: tuple[str, ...]
+    missing: tuple[str, ...]
+    """tables, columns and functions that are not there yet"""
+    months: tuple[str, ...]
+    """partitions that waiting events need, or will"""
+    waiting: int
+    schedule: str | None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """A sync that would not run, and what to do about it."""
 
@@ -152,6 +190,7 @@ class ProjectPlan:
     refusals: tuple[Refusal, ...]
     groups: tuple[GroupPlan, ...] = ()
     tasks: tuple[TaskPlan, ...] = ()
+    events: EventPlan | None = None
 
     @property
     def exit_code(self) -> int:

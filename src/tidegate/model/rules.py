@@ -58,6 +58,8 @@ class Rules:
     drift: Drift = Drift.EVOLVE
     within: tuple[tuple[str, Any], ...] = ()
     """the part of the target that delete_insert replaces: columns, and the value of each"""
+    newest_wins: bool = True
+    """a merge leaves rows alone whose cursor is above that of the row that comes"""
 
     @property
     def replaces_part(self) -> bool:

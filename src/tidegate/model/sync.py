@@ -26,6 +26,8 @@ class Sync:
     key: tuple[str, ...] | None = None
     cursor: str | None = None
     changes: str = "cursor"
+    deletes: str = "hard"
+    """what becomes of rows that the source deletes, where its changes tell of them"""
     lookback: str | int | None = None
     settle_seconds: float = 60.0
     null_cursor: NullPolicy | None = None
@@ -65,6 +67,11 @@ class Sync:
     @property
     def pipeline(self) -> str:
         return pipeline_name(self.project, self.name)
+
+    @property
+    def is_soft(self) -> bool:
+        """Whether rows that the source deletes stay, with a mark."""
+        return self.changes == "cdc" and self.deletes == "soft"
 
     @property
     def source_name(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -29,6 +29,39 @@ class Difference:
     extra_keys: tuple[str, ...] = ()
     different_keys: tuple[str, ...] = ()
 
+    @property
+    def any(self) -> bool:
+        return self.missing + self.extra + self.different > 0
+
+    @property
+    def at_least(self) -> Difference:
+        """The same where more may be wrong than was looked at."""
+        return replace(self, complete=False)
+
+    def plus(self, other: Difference) -> Difference:
+        """Both together; keys are shown as long as there are only a few."""
+        most = max(len(self.missing_keys), len(self.extra_keys), len(self.different_keys), 5)
+        return Difference(
+            self.missing + other.missing,
+            self.extra + other.extra,
+            self.different + other.different,
+            self.complete and other.complete,
+            (self.missing_keys + other.missing_keys)[:most],
+            (self.extra_keys + other.extra_keys)[:most],
+            (self.different_keys + other.different_keys)[:most],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What was loaded again, and what had differed there."""
+
+    job: str
+    loads: int
+    rows: int
+    changed: int
+    difference: Difference | None
+
 
 @dataclass(frozen=True, slots=True)
 class Verification:
@@ -53,3 +86,5 @@ class Verification:
     intact: bool = False
     hint: str | None = None
     notes: tuple[str, ...] = ()
+    repair: Repair | None = None
+    """what was done before this comparison"""

@@ -12,7 +12,8 @@ from tidegate.model.batch import Batch, BatchKind
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """One row of etl_state; `position` is how far an unfinished tie got: its value, then a key."""
+    """One row of etl_state; `position` is how far an unfinished tie or pass got: the value that it
+    leads to, then a key."""
 
     pipeline: str
     table: str
@@ -37,9 +38,14 @@ class Watermark:
     def after(self, batch: Batch, rows: int, update_id: str) -> Watermark:
         """The watermark that publishing this batch leaves behind."""
         value, position = self.value, self.position
-        if batch.kind in (BatchKind.RANGE, BatchKind.FULL, BatchKind.SNAPSHOTS):
+        if batch.kind in (
+            BatchKind.RANGE,
+            BatchKind.FULL,
+            BatchKind.SNAPSHOTS,
+            BatchKind.CHANGES,
+        ):
             value, position = batch.high if batch.high is not None else value, None
-        elif batch.kind is BatchKind.TIE:
+        elif batch.kind in (BatchKind.TIE, BatchKind.WRITTEN):
             if batch.closes_tie:
                 value, position = batch.high, None
             else:

@@ -1,19 +1,28 @@
 """Comparing relations without a key, as bags: which rows are there, and how often.
 
-Only hashes of rows travel, and only those of buckets whose sums differ, a bounded number of them
+Only hashes of rows travel, and only those of ranges whose sums differ, a bounded number of them
 at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from psycopg import sql
 
+from tidegate.model.key_ranges import KeyRanges, differing
 from tidegate.model.rules import Mode
 from tidegate.model.verification import Difference
-from tidegate.pipeline.compare import EXAMPLES, OURS, Comparison, Hashing, Side, sums, total
+from tidegate.pipeline.compare import (
+    BITS,
+    EXAMPLES,
+    OURS,
+    Comparison,
+    Hashing,
+    Side,
+    sum_ranges,
+    sum_whole,
+)
 from tidegate.spark.copying import copy_rows
 
 PASS_ROWS = 5_000_000
@@ -30,17 +39,15 @@ class Bags:
 
     def compare(self) -> tuple[Comparison, int]:
         """What is missing and, unless that is allowed, extra; and how many extra rows there are."""
-        left, right = sums(self.expected, self.hashing), sums(self.found, self.hashing)
-        rows, found_rows = total(left), total(right)
-        unequal = sorted(
-            bucket for bucket in left.keys() | right.keys() if left.get(bucket) != right.get(bucket)
-        )
+        (rows, ours), (found_rows, theirs) = sum_whole(self.expected, self.found)
+        if (rows, ours) == (found_rows, theirs):
+            return Comparison(rows, found_rows, None), 0
+        unequal = differing(*sum_ranges(self.expected, self.found, self.hashing, BITS))
         missing = extra = 0
         missing_hashes: list[int] = []
         extra_hashes: list[int] = []
-        sizes = {bucket: left.get(bucket, (0, 0))[0] for bucket in unequal}
-        for buckets in _passes(sizes):
-            found = self._pass(buckets)
+        for ranges in KeyRanges(BITS, tuple(unequal)).passes(PASS_ROWS):
+            found = self._pass(ranges)
             missing, extra = missing + found[0], extra + found[1]
             missing_hashes += found[2]
             extra_hashes += found[3]
@@ -57,12 +64,12 @@ class Bags:
         )
         return Comparison(rows, found_rows, difference), extra
 
-    def _pass(self, buckets: list[int]) -> tuple[int, int, list[int], list[int]]:
-        """Count every row of these buckets on both sides, in the found side's database."""
+    def _pass(self, ranges: KeyRanges) -> tuple[int, int, list[int], list[int]]:
+        """Count every row of these ranges on both sides, in the found side's database."""
         connection = self.found.connection
-        hashes = sql.SQL("SELECT h FROM ({}) rows WHERE {} = ANY({}::bigint[])")
-        chosen = self.hashing.bucket, sql.Literal(buckets)
-        ours = hashes.format(self.expected.rows, *chosen)
+        hashes = sql.SQL("SELECT h FROM ({}) rows WHERE {}")
+        chosen = self.hashing.within(ranges)
+        ours = hashes.format(self.expected.rows, chosen)
         connection.execute(sql.SQL("DELETE FROM {}").format(OURS))
         if self.expected.connection is connection:
             connection.execute(sql.SQL("INSERT INTO {} (h) {}").format(OURS, ours))
@@ -81,7 +88,7 @@ class Bags:
                 " ARRAY(SELECT h FROM wrong WHERE lack < 0 LIMIT {few}) FROM wrong"
             ).format(
                 ours=OURS,
-                found=hashes.format(self.found.rows, *chosen),
+                found=hashes.format(self.found.rows, chosen),
                 few=sql.Literal(EXAMPLES),
             )
         ).fetchone()
@@ -109,19 +116,6 @@ def compare_bags(
     comparison, extra = Bags(expected, both, hashing, at_least).compare()
     comparison = replace(comparison, found_rows=comparison.found_rows - count)
     return comparison, extra if at_least else 0, count
-
-
-def _passes(sizes: dict[int, int]) -> Iterator[list[int]]:
-    chosen: list[int] = []
-    size = 0
-    for bucket, rows in sizes.items():
-        if chosen and size + rows > PASS_ROWS:
-            yield chosen
-            chosen, size = [], 0
-        chosen.append(bucket)
-        size += rows
-    if chosen:
-        yield chosen
 
 
 def _texts(side: Side, hashes: list[int]) -> tuple[str, ...]:

@@ -22,12 +22,21 @@ _INTEGERS = {CursorType.SMALLINT.value, CursorType.INTEGER.value, CursorType.BIG
 
 def declaration(sync: Sync, source: PostgresSource, columns: Any) -> dict[str, Any]:
     """What is remembered with the watermark; of it, columns may drift and the rest may not."""
-    return {
+    found = {
         "columns": columns,
         "source": sync.source_name,
         "cursor": None if source.cursor is None else source.cursor.name,
         "key": list(source.key),
     }
+    return found if sync.changes == "cursor" else {**found, "changes": sync.changes}
+
+
+def declared_still(
+    watermark: Watermark, sync: Sync, source: PostgresSource, columns: Any
+) -> dict[str, Any]:
+    """The same for a load that leaves the watermark where it is: what else is remembered with it,
+    of a slot or of transactions, stays."""
+    return {**(watermark.declaration or {}), **declaration(sync, source, columns)}
 
 
 def refuse_changed(watermark: Watermark, source: PostgresSource, sync: Sync) -> None:
@@ -51,7 +60,11 @@ def refuse_other(watermark: Watermark, now: Mapping[str, Any], sync: Sync) -> No
     if watermark.version == 0:
         return
     before = watermark.declaration or {}
-    for name in ("source", "cursor", "key"):
+    # What was loaded before there was a choice was found by its cursor.
+    assumed = "cdc" if "cdc" in before else "cursor"
+    changes = {"changes": before.get("changes", assumed)} if "source" in before else {}
+    before, now = {**before, **changes}, {"changes": "cursor", **now}
+    for name in ("source", "changes", "cursor", "key"):
         if name in before and before[name] != now[name]:
             raise DeclarationError(
                 f"sync {sync.name}: its {name} was {_words(before[name])} and is now "

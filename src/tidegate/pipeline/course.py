@@ -126,7 +126,13 @@ class Course:
                 declaration={**declare(columns), "refreshing": current.version + 1},
             )
 
-    def pass_over(self, watermark: Watermark, value: str) -> None:
+    def pass_over(
+        self,
+        watermark: Watermark,
+        value: str,
+        cursor_type: CursorType | None = None,
+        declaration: Mapping[str, Any] | None = None,
+    ) -> None:
         """Move to where the source stands, when nothing has changed on the way there."""
         fence = self.attempt.fence
         with self.destination.open() as connection, connection.transaction():
@@ -135,11 +141,13 @@ class Course:
                 connection,
                 watermark,
                 replace(watermark, value=value, version=watermark.version + 1),
-                cursor_type=None,
+                cursor_type=cursor_type,
                 fence=fence.token,
                 attempt_id=fence.attempt_id,
                 moved_by=self.attempt.actor,
                 reason="nothing changed",
+                declaration=declaration,
+                is_load=False,
             )
 
     def plan(self, source: str, batch: Batch, watermark: Watermark) -> LoadPlan:

@@ -15,7 +15,9 @@ from tidegate.model.relation import MAX_NAME_BYTES, Relation
 from tidegate.model.rules import Duplicates, Mode, Rules
 from tidegate.model.shape import Shape, StagedColumn
 from tidegate.model.sync import Sync
+from tidegate.pipeline.cdc_declaration import refuse_with_cdc
 from tidegate.pipeline.privileges import check_readable
+from tidegate.pipeline.snapshot_refusals import check_declared, check_source, check_xid_cursor
 from tidegate.postgres.catalog import (
     describe_query,
     describe_table,
@@ -27,6 +29,7 @@ from tidegate.postgres.types import lake_type
 from tidegate.settings import parse_duration
 from tidegate.sources.horizon import CursorColumn, check_timezone
 from tidegate.sources.postgres import PostgresSource
+from tidegate.sources.written import Written
 
 SECONDS_PER_DAY = 86_400
 
@@ -43,6 +46,11 @@ def resolve_source(connection: Connection, sync: Sync) -> PostgresSource:
     columns = _resolve_columns(table, sync)
     key = _resolve_key(table, sync)
     cursor = _resolve_cursor(connection, table, sync)
+    written = _resolve_written(connection, table, cursor, sync)
+    if written is not None:
+        cursor = None
+    elif cursor is not None and cursor.type is CursorType.XID8:
+        check_xid_cursor(connection, sync)
     check_loaded(sync, [column.name for column in columns], key)
     check_layout(sync, [column.name for column in columns])
     source = PostgresSource(
@@ -55,6 +63,7 @@ def resolve_source(connection: Connection, sync: Sync) -> PostgresSource:
         batch_rows=sync.batch_rows,
         where=sync.where,
         tie_key=table.primary_key,
+        written=written,
     )
     _check_append(sync, source)
     if table.kind is not RelationKind.QUERY:
@@ -95,7 +104,7 @@ def lake_shape(source: PostgresSource) -> Shape:
         for column in source.columns
     )
     names = {column.name for column in columns}
-    cursor = source.cursor.name if source.cursor and source.cursor.name in names else None
+    cursor = source.lake_order if source.lake_order in names else None
     unique = bool(source.key) and source.table.proves_unique(source.key)
     return Shape(columns, source.key, cursor, unique)
 
@@ -119,11 +128,16 @@ def check_supported(sync: Sync) -> None:
             "Postgres would cut it off; choose a shorter target, or exclude the table and declare "
             "it on its own",
         )
-    if sync.changes != "cursor":
+    if sync.changes == "cdc":
+        refuse_with_cdc(sync)
+    elif sync.changes == "snapshot" and sync.lake_source:
         raise DeclarationError(
-            f'sync {sync.name}: changes = "{sync.changes}" is not available yet',
-            'use changes = "cursor"',
+            f'sync {sync.name}: changes = "snapshot" is for tables of Postgres, and {sync.source} '
+            "is one of a lake",
+            "leave changes out: a lake's snapshots tell what changed",
         )
+    if sync.changes == "snapshot":
+        check_declared(sync)
     if sync.lake_target:
         refuse_in_lake(sync.rules, sync.key, f"sync {sync.name}")
     elif not sync.layout.is_plain:
@@ -288,6 +302,8 @@ def _resolve_key(table: Table, sync: Sync) -> tuple[str, ...]:
 
 
 def _resolve_cursor(connection: Connection, table: Table, sync: Sync) -> CursorColumn | None:
+    if sync.changes == "cdc":
+        return None
     if sync.mode is Mode.REPLACE:
         if sync.cursor is not None:
             raise DeclarationError(
@@ -295,6 +311,8 @@ def _resolve_cursor(connection: Connection, table: Table, sync: Sync) -> CursorC
                 f"cursor = {sync.cursor!r} means nothing",
                 'remove the cursor, or use mode = "merge"',
             )
+        return None
+    if sync.cursor is None and sync.changes == "snapshot":
         return None
     if sync.cursor is None:
         candidates = [c.name for c in table.columns if CursorType.of(c.type) is not None]
@@ -311,7 +329,7 @@ def _resolve_cursor(connection: Connection, table: Table, sync: Sync) -> CursorC
     if kind is None:
         raise DeclarationError(
             f"sync {sync.name}: cursor {sync.cursor} is of type {column.type}",
-            "a cursor is a timestamp with or without time zone, a date or an integer",
+            "a cursor is a timestamp with or without time zone, a date, an integer or an xid8",
         )
     if sync.cursor_timezone is not None:
         check_timezone(connection, sync.cursor_timezone)
@@ -330,10 +348,24 @@ def _resolve_cursor(connection: Connection, table: Table, sync: Sync) -> CursorC
     )
 
 
+def _resolve_written(
+    connection: Connection, table: Table, cursor: CursorColumn | None, sync: Sync
+) -> Written | None:
+    """How rows are found by their transactions, where that is declared and can be done."""
+    if sync.changes != "snapshot":
+        return None
+    check_source(connection, table, cursor, sync)
+    if cursor is None:
+        return Written()
+    column = table.column(cursor.name)
+    assert column is not None
+    return Written(cursor, _lookback(sync, cursor.type), nullable=not column.not_null)
+
+
 def _lookback(sync: Sync, cursor_type: CursorType) -> str | int | None:
     if sync.lookback in (None, 0):
         return None
-    if cursor_type.is_integer:
+    if cursor_type.is_number:
         if not isinstance(sync.lookback, int):
             raise DeclarationError(
                 f"sync {sync.name}: lookback = {sync.lookback!r} for an integer cursor",

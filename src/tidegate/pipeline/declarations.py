@@ -88,6 +88,7 @@ def _make_sync(
         key=values.key,
         cursor=values.cursor,
         changes=values.changes,
+        deletes=values.deletes,
         lookback=values.lookback,
         settle_seconds=values.settle_seconds,
         null_cursor=None if values.null_cursor is None else NullPolicy(values.null_cursor),

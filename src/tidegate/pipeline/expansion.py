@@ -245,6 +245,18 @@ def _choose(base: Sync, table: Table, before: Recorded | None) -> Sync:
             notes.append(_kept(base, "key", before.key, key))
             key = before.key
     cursor: Column | None = None
+    if base.changes == "cdc":
+        # Ordered by the log; a table that cannot be read so is refused by its name.
+        return replace(
+            base,
+            key=key or None,
+            columns=_there(base.columns, names),
+            exclude_columns=tuple(c for c in base.exclude_columns if c in names),
+            proposed=frozenset(proposed),
+            notes=tuple(notes),
+        )
+    if base.changes == "snapshot" and base.mode is not Mode.REPLACE:
+        return _choose_snapshot(base, table, key, notes, proposed)
     if base.mode is not Mode.REPLACE:
         if base.cursor is not None and base.cursor in names:
             cursor = table.column(base.cursor)
@@ -269,7 +281,6 @@ def _choose(base: Sync, table: Table, before: Recorded | None) -> Sync:
     if mode is not Mode.REPLACE and (cursor is None or not (key or mode is Mode.APPEND)):
         notes.append(_why_replace(cursor, key))
         mode, cursor = Mode.REPLACE, None
-    columns = None if base.columns is None else tuple(c for c in base.columns if c in names)
     return replace(
         base,
         mode=mode,
@@ -277,6 +288,38 @@ def _choose(base: Sync, table: Table, before: Recorded | None) -> Sync:
         cursor=cursor.name if cursor is not None else None,
         null_cursor=null_cursor,
         lookback=_lookback(base, cursor, notes),
+        columns=_there(base.columns, names),
+        exclude_columns=tuple(c for c in base.exclude_columns if c in names),
+        proposed=frozenset(proposed),
+        notes=tuple(notes),
+    )
+
+
+def _there(columns: tuple[str, ...] | None, names: set[str]) -> tuple[str, ...] | None:
+    """The declared columns that this table has; all of them where it has none, to be refused."""
+    return columns and (tuple(name for name in columns if name in names) or columns)
+
+
+def _choose_snapshot(
+    base: Sync, table: Table, key: tuple[str, ...], notes: list[str], proposed: set[str]
+) -> Sync:
+    """A table whose rows are found by their transactions needs a key, and no cursor."""
+    cursor = None if base.cursor is None else table.column(base.cursor)
+    mode, changes = base.mode, base.changes
+    if not key:
+        notes.append(_why_replace(cursor or table.columns[0], key))
+        mode, changes, cursor = Mode.REPLACE, "cursor", None
+    elif base.cursor is not None and cursor is None:
+        notes.append(f"it has no {base.cursor}, so every run looks through all of it")
+    names = set(table.column_names)
+    columns = None if base.columns is None else tuple(c for c in base.columns if c in names)
+    return replace(
+        base,
+        mode=mode,
+        changes=changes,
+        key=key or (),
+        cursor=None if cursor is None else cursor.name,
+        lookback=None if cursor is None else _lookback(base, cursor, notes),
         columns=columns or base.columns,
         exclude_columns=tuple(c for c in base.exclude_columns if c in names),
         proposed=frozenset(proposed),
@@ -295,7 +338,7 @@ def _lookback(base: Sync, cursor: Column | None, notes: list[str]) -> str | int 
     kind = None if cursor is None else CursorType.of(cursor.wire)
     if kind is None or base.lookback in (None, 0):
         return base.lookback
-    if kind.is_integer != isinstance(base.lookback, int):
+    if kind.is_number != isinstance(base.lookback, int):
         assert cursor is not None
         notes.append(f"lookback = {base.lookback!r} does not fit {cursor.name}, a {kind}")
         return None

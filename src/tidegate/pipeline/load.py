@@ -14,7 +14,9 @@ from tidegate.failpoints import reach
 from tidegate.model.cursor import CursorType
 from tidegate.model.drift import record_columns
 from tidegate.model.load import LoadPlan, LoadResult, Published
+from tidegate.model.rules import Rules
 from tidegate.model.shape import Shape
+from tidegate.model.standing import kept_by
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.course import Attempt
@@ -37,6 +39,8 @@ class Load:
     cursor_type: CursorType | None
     declare: Callable[[Any], dict[str, Any]]
     """what is remembered of the sync, given its columns"""
+    rules: Rules | None = None
+    """where they are not those of the sync"""
     staged: Callable[[int], None] = lambda _: None
     """is told of how many rows are staged, before they are published"""
 
@@ -57,6 +61,7 @@ class Load:
             already=published.already,
             rejected=published.rejected,
             notes=tuple(notes),
+            late=published.late,
         )
 
     def _stage_and_publish(
@@ -66,7 +71,7 @@ class Load:
         watermark: Watermark,
         notes: dict[str, None],
     ) -> Published:
-        rules, fence = self.sync.rules, self.attempt.fence
+        rules, fence = self.rules or self.sync.rules, self.attempt.fence
 
         def prepare(shape: Shape) -> None:
             found = self.destination.prepare(
@@ -87,7 +92,10 @@ class Load:
                 moved_by=self.attempt.actor,
                 remaining_seconds=self.attempt.remaining_seconds,
                 rules=rules,
-                declaration=self.declare(record_columns(staged.shape)),
+                declaration={
+                    **kept_by(plan.batch, watermark),
+                    **self.declare(record_columns(staged.shape)),
+                },
             )
 
         return stage_and_publish(

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from psycopg import sql
 
 from tidegate.model.batch import Batch, BatchKind
+from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
+from tidegate.pipeline.passes import since
 from tidegate.sources.postgres import PostgresSource
 
 
-def loaded_batches(watermark: Watermark, *, nulls: bool) -> list[Batch]:
+def loaded_batches(source: PostgresSource, watermark: Watermark, *, nulls: bool) -> list[Batch]:
     """What is in: all up to the watermark, the finished part of a tie, rows without a cursor."""
     batches: list[Batch] = []
     if watermark.value is not None:
-        batches.append(Batch(BatchKind.RANGE, None, watermark.value))
+        batches.append(_range(source, watermark, high=watermark.value))
     if watermark.position is not None:
-        batches.append(_tie(watermark))
+        batches.append(_tie(source, watermark))
     if nulls:
         batches.append(Batch(BatchKind.NULLS))
     return batches
@@ -23,40 +27,45 @@ def loaded_batches(watermark: Watermark, *, nulls: bool) -> list[Batch]:
 
 def compared_batches(source: PostgresSource, watermark: Watermark, *, nulls: bool) -> list[Batch]:
     """What is in, as it is read again to be compared; without a cursor that is all of it."""
-    if source.cursor is None:
+    if source.is_whole:
         return [Batch(BatchKind.FULL)]
-    return loaded_batches(watermark, nulls=nulls)
+    return loaded_batches(source, watermark, nulls=nulls)
 
 
 def waiting_batches(source: PostgresSource, watermark: Watermark, *, nulls: bool) -> list[Batch]:
     """What is not in yet; of a tie that is half done, the whole."""
-    if source.cursor is None:
+    if source.is_whole:
         return []
-    batches = [Batch(BatchKind.RANGE, watermark.value)]
+    batches = [_range(source, watermark, watermark.value)]
     if source.null_policy is not None and not nulls:
         batches.append(Batch(BatchKind.NULLS))
     return batches
+
+
+def reads_whole(source: PostgresSource, sync: Sync) -> bool:
+    """Whether a run reads all of it each time, so that nothing says what changed since."""
+    return source.is_whole and sync.changes != "cdc"
 
 
 def loaded_condition(
     source: PostgresSource, watermark: Watermark, *, nulls: bool
 ) -> sql.Composable:
     """The WHERE clause of the rows that are in."""
-    if source.cursor is None:
+    if source.is_whole:
         return sql.SQL("true" if watermark.version else "false")
-    return _any(source, loaded_batches(watermark, nulls=nulls))
+    return _any(source, loaded_batches(source, watermark, nulls=nulls))
 
 
 def pending_condition(
     source: PostgresSource, watermark: Watermark, *, nulls: bool, high: str | None = None
 ) -> sql.Composable:
     """The WHERE clause of the rows that are not in; `nulls` as for `loaded_condition`."""
-    if source.cursor is None:
+    if source.is_whole:
         return sql.SQL("false" if watermark.version else "true")
-    condition: sql.Composable = source.condition(Batch(BatchKind.RANGE, watermark.value, high))
+    condition: sql.Composable = source.condition(_range(source, watermark, watermark.value, high))
     if watermark.position is not None:
         condition = sql.SQL("({} AND NOT ({}))").format(
-            condition, source.condition(_tie(watermark))
+            condition, source.condition(_tie(source, watermark))
         )
     if source.null_policy is not None and not nulls:
         condition = sql.SQL("({} OR {})").format(
@@ -65,10 +74,24 @@ def pending_condition(
     return condition
 
 
-def _tie(watermark: Watermark) -> Batch:
+def _range(
+    source: PostgresSource, watermark: Watermark, low: str | None = None, high: str | None = None
+) -> Batch:
+    return _bounded(source, watermark, Batch(BatchKind.RANGE, low, high))
+
+
+def _tie(source: PostgresSource, watermark: Watermark) -> Batch:
     assert watermark.position is not None
     value, *key = watermark.position
-    return Batch(BatchKind.TIE, None, value, key_high=tuple(key))
+    return _bounded(source, watermark, Batch(BatchKind.TIE, None, value, key_high=tuple(key)))
+
+
+def _bounded(source: PostgresSource, watermark: Watermark, batch: Batch) -> Batch:
+    """Rows that are found by their transactions are bounded as the loads were."""
+    if source.written is None:
+        return batch
+    bounds = since(source, watermark)
+    return replace(batch, reached=bounds.reached, tables=bounds.tables)
 
 
 def _any(source: PostgresSource, batches: list[Batch]) -> sql.Composable:

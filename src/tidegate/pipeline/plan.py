@@ -45,6 +45,7 @@ from tidegate.model.rules import Duplicates, Mode
 from tidegate.model.shape import Shape
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
+from tidegate.pipeline.cdc_plan import plan_cdc_sync
 from tidegate.pipeline.changed import refuse_changed, refuse_moved
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.course import FINISHES_REFRESH
@@ -56,8 +57,9 @@ from tidegate.pipeline.loaded import pending_condition
 from tidegate.pipeline.lock import read_lock, refuse_other_plane
 from tidegate.pipeline.reading import bounded, count_rows, read_only
 from tidegate.pipeline.sessions import Sessions
+from tidegate.pipeline.snapshot_plan import next_phase, read_promise, snapshot_warnings
 from tidegate.pipeline.stage import passed_columns, typed_columns
-from tidegate.pipeline.stamp import combine, read_stamp
+from tidegate.pipeline.stamp import Stamp, combine, read_stamp
 from tidegate.pipeline.sync import refuse_duplicates, tolerates_duplicates
 from tidegate.postgres.catalog import describe_table, is_empty
 from tidegate.postgres.connect import Connection, translate
@@ -114,6 +116,8 @@ def plan_sync(sessions: Sessions, sync: Sync) -> SyncPlan:
     try:
         if sessions.context.is_lake(sync.source.connection):
             return plan_lake_sync(sessions, sync)
+        if sync.changes == "cdc":
+            return plan_cdc_sync(sessions, sync, _plan_target)
         return _Planning(sessions, sync).plan()
     except psycopg.Error as error:
         raise translate(error, f"planning {sync.name}") from error
@@ -153,9 +157,13 @@ class _Planning:
             else lake.target(shape, watermark)
         )
         memory = self.sessions.memory(sync.pipeline)
-        horizon = read_horizon(connection, source.cursor, memory, may_wait=False)
         stamp = read_stamp(connection, source)
-        guarantee, because = combine(horizon, stamp, sync.lookback)
+        if source.written is not None:
+            horizon = read_promise(connection, source, watermark, sync)
+            guarantee, because = horizon.guarantee, horizon.because
+        else:
+            horizon = read_horizon(connection, source.cursor, memory, may_wait=False)
+            guarantee, because = combine(horizon, stamp, sync.lookback)
         with read_only(connection):
             warnings = self._check_key(connection, source)
             phases = self._phases(connection, source, watermark, horizon)
@@ -188,11 +196,8 @@ class _Planning:
                 source.table.proves_unique(source.key),
                 _key_origin(sync, source),
             ),
-            cursor=None
-            if source.cursor is None
-            else CursorPlan(
-                source.cursor.name, source.cursor.type, source.reads_by_index, stamp.words
-            ),
+            cursor=_cursor_plan(source, stamp),
+            changes=sync.changes,
             watermark=watermark.value,
             generation=watermark.generation,
             version=watermark.version,
@@ -218,7 +223,7 @@ class _Planning:
             group=sync.group,
             table=sync.name.removeprefix(f"{sync.group}.") if sync.group else None,
             source_rows=size,
-            is_large=source.cursor is None and size > _LARGE_ROWS,
+            is_large=source.is_whole and size > _LARGE_ROWS,
         )
 
     def _check_key(self, connection: Connection, source: PostgresSource) -> list[str]:
@@ -244,13 +249,16 @@ class _Planning:
     ) -> list[_Phase]:
         """What is left to do, in the order in which a run does it."""
         phases: list[_Phase] = []
+        if watermark.is_refreshing and not source.is_whole:
+            whole = source.full_batch(connection, horizon)
+            return [_Phase(whole, whole.rows, True)]
+        if source.written is not None:
+            found = next_phase(connection, source, watermark)
+            return [] if found is None else [_Phase(*found)]
         if source.cursor is None:
             whole = source.full_batch(connection, horizon)
             same = self._unchanged(connection, source, whole, watermark)
             return [] if same else [_Phase(whole, whole.rows, True)]
-        if watermark.is_refreshing:
-            whole = source.full_batch(connection, horizon)
-            return [_Phase(whole, whole.rows, True)]
         if watermark.value is not None:
             late = source.lookback_batch(connection, watermark.value, None)
             if late is not None:
@@ -391,6 +399,8 @@ def _warnings(
     sync: Sync, source: PostgresSource, horizon: Horizon, guarantee: Guarantee, size: int
 ) -> list[str]:
     found: list[str] = []
+    if source.written is not None:
+        return snapshot_warnings(sync, source, size)
     if source.cursor is None:
         return _replace_warnings(sync, source, size)
     relation, cursor = source.table.relation, source.cursor.name
@@ -407,6 +417,15 @@ def _warnings(
     if sync.transform is not None:
         found.append("the target's columns are checked when the transformation runs")
     return found
+
+
+def _cursor_plan(source: PostgresSource, stamp: Stamp) -> CursorPlan | None:
+    if source.written is not None and source.written.cursor is not None:
+        cursor = source.written.cursor
+        return CursorPlan(cursor.name, cursor.type, source.reads_by_index, "bounds how far back")
+    if source.cursor is None:
+        return None
+    return CursorPlan(source.cursor.name, source.cursor.type, source.reads_by_index, stamp.words)
 
 
 def _key_origin(sync: Sync, source: PostgresSource) -> str:

@@ -11,8 +11,8 @@ from tidegate.model.rules import Mode
 from tidegate.model.shape import Shape
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
-from tidegate.pipeline.compare import Hashing
-from tidegate.pipeline.sides import LEFT_OUT, target_columns
+from tidegate.pipeline.compare import LEFT_OUT, Hashing
+from tidegate.pipeline.sides import target_columns
 from tidegate.postgres.catalog import describe_table
 from tidegate.postgres.connect import Connection
 from tidegate.postgres.identifiers import qualified

@@ -12,7 +12,8 @@ from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.column import Table
 from tidegate.model.shape import Shape
 from tidegate.model.watermark import Watermark
-from tidegate.pipeline.compare import SCRATCH, Hashing
+from tidegate.pipeline.compare import LEFT_OUT, SCRATCH, Hashing
+from tidegate.pipeline.landing_table import DELETED_AT
 from tidegate.pipeline.loaded import pending_condition
 from tidegate.pipeline.reading import read_only
 from tidegate.pipeline.stage import passed_columns
@@ -21,7 +22,9 @@ from tidegate.postgres.identifiers import qualified
 from tidegate.sources.postgres import PostgresSource
 from tidegate.spark.copying import copy_rows
 
-LEFT_OUT = sql.Identifier("pg_temp", "tidegate_verify_left_out")
+CHANGED = sql.Identifier("pg_temp", "tidegate_verify_changed")
+"""keys as they came from a log, to be printed as keys are compared"""
+_NOT_MARKED = sql.SQL("t.{} IS NULL").format(sql.Identifier(DELETED_AT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +57,23 @@ def target_columns(
     return [expression(name) for name in names]
 
 
-def target_rows(table: Table, shape: Shape, hashing: Hashing, *, left_out: LeftOut) -> sql.Composed:
-    """The target's side; without a key the whole row stands for it."""
+def target_rows(
+    table: Table, shape: Shape, hashing: Hashing, *, left_out: LeftOut, soft: bool = False
+) -> sql.Composed:
+    """The target's side; without a key the whole row stands for it.
+
+    With `soft`, rows that are marked as deleted are not there.
+    """
     key = target_columns(table, shape.key or shape.names, shape)
     query = sql.SQL("SELECT {} FROM {} t").format(
         hashing.row(key, target_columns(table, shape.names, shape)), qualified(table.relation)
     )
-    if not (left_out.any and shape.key):
+    conditions: list[sql.Composable] = [_NOT_MARKED] if soft else []
+    if left_out.any and shape.key:
+        conditions.append(not_left_out(key))
+    if not conditions:
         return query
-    return sql.SQL("{} WHERE {}").format(query, not_left_out(key))
+    return sql.SQL("{} WHERE {}").format(query, sql.SQL(" AND ").join(conditions))
 
 
 def target_fingerprint(connection: Connection, table: Table, shape: Shape) -> str:
@@ -128,7 +139,7 @@ def send_left_out(
 @contextmanager
 def target_snapshot(connection: Connection) -> Iterator[None]:
     """One snapshot of the target, which writes to temporary tables only, so nobody waits for it."""
-    scratch = ((LEFT_OUT, "k text"), *SCRATCH)
+    scratch = ((CHANGED, "v text[]"), *SCRATCH)
     # A READ ONLY transaction may fill a temporary table, but not make one.
     for table, columns in scratch:
         connection.execute(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from psycopg import sql
 
@@ -50,6 +50,8 @@ class Reading:
     connection: Connection
     snapshot_name: str
     batch: Batch
+    where: sql.Composable | None = None
+    """which rows, where the batch does not say it"""
 
     def reader(self, select: list[sql.Composable]) -> SnapshotReader:
         return SnapshotReader(
@@ -62,6 +64,7 @@ class Reading:
                     select,
                     partitions=self.sync.partitions,
                     parallelism=self.context.spark.parallelism(),
+                    where=self.where,
                 )
             ),
         )
@@ -77,7 +80,7 @@ def stage_batch(
     """Write the batch aside; `prepare` sees the shape before the first row moves."""
     context, sync, source = reading.context, reading.sync, reading.source
     if sync.transform is not None:
-        return _stage_transformed(reading, destination, sync.transform, attempt_id, prepare)
+        return _stage_transformed(reading, destination, attempt_id, prepare)
     if isinstance(destination, LakeDestination):
         return _stage_into_lake(reading, destination, attempt_id, prepare)
     with destination.open() as connection:
@@ -110,28 +113,33 @@ def _stage_into_lake(
 def _stage_transformed(
     reading: Reading,
     destination: Destination,
-    transform: Callable[[Any], Any],
     attempt_id: str,
     prepare: Callable[[Shape], None],
 ) -> Staged:
+    rows, shape, what = transformed_rows(reading, destination)
+    prepare(shape)
+    context, target = reading.context, reading.sync.target
+    return Staged(shape, stage_rows(context, destination, target, shape, rows, attempt_id, what))
+
+
+def transformed_rows(reading: Reading, destination: Destination) -> tuple[DataFrame, Shape, str]:
+    """What the sync's transformation makes of the rows, their shape, and what to call them."""
     from tidegate.spark.transforming import apply_transform, frame_columns, read_frame
 
     context, sync, source = reading.context, reading.sync, reading.source
+    assert sync.transform is not None
     columns = [(column.name, spark_type(column.wire)) for column in source.columns]
     code = user_code(context.settings)
     context.spark.ship(code)
     frame = read_frame(context.spark.get(), reading.reader(typed_columns(source)), columns)
     with importable(code):
-        result = apply_transform(transform, frame, sync.name)
+        result = apply_transform(sync.transform, frame, sync.name)
     what = f"the transformation of sync {sync.name}"
     if isinstance(destination, LakeDestination):
-        cursor = None if source.cursor is None else source.cursor.name
-        shape = lake_frame_shape(result, what, source.key, cursor)
+        shape = lake_frame_shape(result, what, source.key, source.lake_order)
     else:
         shape = transformed_shape(frame_columns(result, what), source, sync)
-    prepare(shape)
-    writes = stage_rows(context, destination, sync.target, shape, result, attempt_id, what)
-    return Staged(shape, writes)
+    return result, shape, what
 
 
 def transformed_shape(

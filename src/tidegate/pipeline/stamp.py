@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from tidegate.model.column import RelationKind
-from tidegate.model.cursor import Guarantee
+from tidegate.model.cursor import CursorType, Guarantee
 from tidegate.model.horizon import Horizon
 from tidegate.postgres.connect import Connection
 from tidegate.sources.postgres import PostgresSource
@@ -15,6 +15,8 @@ _CLOCK = re.compile(
     r"\b(now|clock_timestamp|statement_timestamp|transaction_timestamp)\(\)"
     r"|\b(CURRENT_TIMESTAMP|LOCALTIMESTAMP|CURRENT_DATE)\b"
 )
+
+_XID = re.compile(r"\bpg_current_xact_id\(\)")
 
 # An identity column owns its sequence; a serial one names it in its default.
 _DEFAULT = """
@@ -54,10 +56,12 @@ def read_stamp(connection: Connection, source: PostgresSource) -> Stamp:
     if source.cursor.type.is_integer and sequence is not None:
         how = "identity" if identity else "default"
         return Stamp(True, f"drawn from sequence {sequence} ({how})", cache)
-    if default is not None and _CLOCK.search(default):
+    xid = source.cursor.type is CursorType.XID8
+    if default is not None and (_XID if xid else _CLOCK).search(default):
         return Stamp(True, f"inserts are stamped by the source (DEFAULT {default})")
     if default is not None:
-        return Stamp(False, f"its default is {default}, which is not the source's clock")
+        right = "the id of the transaction" if xid else "the source's clock"
+        return Stamp(False, f"its default is {default}, which is not {right}")
     return Stamp(False, "it has no default, so nothing shows who stamps it")
 
 

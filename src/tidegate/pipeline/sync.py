@@ -11,7 +11,7 @@ from tidegate.destinations.destination import Destination
 from tidegate.errors import DeclarationError
 from tidegate.failpoints import reach
 from tidegate.model.batch import Batch, BatchKind
-from tidegate.model.cursor import CursorType, NullPolicy
+from tidegate.model.cursor import NullPolicy
 from tidegate.model.horizon import Horizon
 from tidegate.model.load import LoadPlan, LoadResult
 from tidegate.model.rules import Duplicates, Mode
@@ -52,7 +52,7 @@ class SyncWork:
 
     def run(self) -> SyncOutcome:
         """Load until nothing is left below the horizon, or the limit of batches is reached."""
-        self._check_key()
+        check_first_key(self.sync, self.source, self.connection, self._watermark())
         if self.source.null_policy is NullPolicy.RAISE:
             self.source.null_batch(self.connection)
         watermark = self._begin()
@@ -92,14 +92,10 @@ class SyncWork:
             return found
         if not self.full_refresh or self.attempt.stored_plan is not None:
             return found
-        return self._course.begin_refresh(self._declare, self._cursor_type)
+        return self._course.begin_refresh(self._declare, self.source.cursor_type)
 
     def _declare(self, columns: Any) -> dict[str, Any]:
         return declaration(self.sync, self.source, columns)
-
-    @property
-    def _cursor_type(self) -> CursorType | None:
-        return None if self.source.cursor is None else self.source.cursor.type
 
     def _load_next(self, plan_batch: Callable[[Watermark, Horizon], Batch | None]) -> bool:
         """Plan and run one load; False when this phase has nothing more."""
@@ -120,7 +116,7 @@ class SyncWork:
                 destination=self.destination,
                 attempt=self.attempt,
                 source_names=self.source.table.column_names,
-                cursor_type=self._cursor_type,
+                cursor_type=self.source.cursor_type,
                 declare=self._declare,
                 staged=lambda rows: self._course.report("publishing", rows),
             )
@@ -230,15 +226,18 @@ class SyncWork:
         self.outcome.fingerprints[kind] = found
         return bool(known == found)
 
-    def _check_key(self) -> None:
-        """On the first load, look once at the whole key unless an index vouches for it."""
-        if self.sync.transform is not None or tolerates_duplicates(self.sync):
-            return
-        if self._watermark().version == 0:
-            refuse_duplicates(self.source, self.connection, self.sync.name)
-
     def _watermark(self) -> Watermark:
         return self.destination.watermark(self.sync.pipeline)
+
+
+def check_first_key(
+    sync: Sync, source: PostgresSource, connection: Connection, watermark: Watermark
+) -> None:
+    """On the first load, look once at the whole key unless an index vouches for it."""
+    if sync.transform is not None or tolerates_duplicates(sync):
+        return
+    if watermark.version == 0:
+        refuse_duplicates(source, connection, sync.name)
 
 
 def tolerates_duplicates(sync: Sync) -> bool:

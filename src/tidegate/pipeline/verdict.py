@@ -125,4 +125,10 @@ def _way_out(sync: Sync, difference: Difference, found: Compared) -> str:
         reasons.append(
             "a transformation that looks beyond single rows also differs from batch to batch"
         )
-    return f"{'; '.join(reasons)}. To load everything again: {again}"
+    why = "; ".join(reasons)
+    if sync.mode in (Mode.MERGE, Mode.DELETE_INSERT) and not found.keyless:
+        return (
+            f"{why}. To load again what differs: tidegate verify {sync.name} --repair; "
+            f"or everything: {again}"
+        )
+    return f"{why}. To load everything again: {again}"

@@ -1,13 +1,14 @@
 """Does the target hold what the declaration would have loaded up to the watermark?
 
 The target is read in one snapshot, together with its watermark, and the source in one that is
-taken later: what changed in between carries a cursor above that watermark. The keys of source
-rows above the watermark are left out on both sides, since the target has an older version of
-them or none.
+taken later: what changed in between carries a cursor above that watermark, or waits in the slot.
+The keys of source rows above the watermark, or that waiting changes touch, are left out on both
+sides, since the target has an older version of them or none.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from tidegate.control.job_records import JobRecords
 from tidegate.destinations import merge
 from tidegate.destinations.lake_target import gone
 from tidegate.destinations.target import check_present
+from tidegate.errors import BusyError
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.cursor import NullPolicy
@@ -28,13 +30,16 @@ from tidegate.model.sync import Sync
 from tidegate.model.verification import Verdict, Verification
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.bags import compare_bags
+from tidegate.pipeline.cdc_waiting import Moved, send_waiting
 from tidegate.pipeline.changed import refuse_changed
 from tidegate.pipeline.comparable import check_comparable
-from tidegate.pipeline.compare import NONE, Hashing, Side, compare
+from tidegate.pipeline.compare import NONE, Hashing, Side
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import passthrough_shape, resolve_source
 from tidegate.pipeline.lake_view import LakeView, look
-from tidegate.pipeline.loaded import loaded_condition, pending_condition
+from tidegate.pipeline.loaded import loaded_condition, pending_condition, reads_whole
+from tidegate.pipeline.opened import Examine, Opened, PostgresDifference, only_compare
+from tidegate.pipeline.passes import check_standing
 from tidegate.pipeline.reading import read_only
 from tidegate.pipeline.sessions import Sessions
 from tidegate.pipeline.set_aside import leave_out_rejected, rejected_side, without_keys
@@ -55,20 +60,28 @@ from tidegate.postgres.connect import Connection, translate
 from tidegate.postgres.identifiers import column_list
 from tidegate.sources.postgres import PostgresSource
 
+_TRIES = 5
 
-def verify_sync(context: Context, sync: Sync) -> Verification:
-    """Compare one sync's source and target; starts Spark only for a transformation."""
+
+def verify_sync(context: Context, sync: Sync, examine: Examine = only_compare) -> Verification:
+    """Compare one sync's source and target; starts Spark only for a transformation.
+
+    `examine` is given both sides where rows have a key, and says how they differ.
+    """
     try:
-        with Sessions(context) as sessions:
-            return _Verifying(sessions, sync).verify()
+        for _ in range(_TRIES):
+            with Sessions(context) as sessions, suppress(Moved):
+                return _Verifying(sessions, sync, examine).verify()
     except psycopg.Error as error:
         raise translate(error, f"verifying {sync.name}") from error
+    raise BusyError(f"{sync.target} is being loaded all the while", "verify again when it is quiet")
 
 
 @dataclass(slots=True)
 class _Verifying:
     sessions: Sessions
     sync: Sync
+    examine: Examine
 
     def verify(self) -> Verification:
         sync = self.sync
@@ -88,6 +101,7 @@ class _Verifying:
                 hint=f"tidegate run {sync.name}",
             )
         refuse_changed(watermark, source, sync)
+        check_standing(connection, source, watermark, sync)
         if view is not None:
             return report(sync, self._compare_lake(connection, source, view))
         if describe_table(target, sync.target.relation) is None:
@@ -106,6 +120,7 @@ class _Verifying:
             source,
             nulls_loaded=lambda: self._nulls_loaded(connection, source),
             since=lambda watermark: self._since(connection, source, watermark),
+            examine=self.examine,
         )
         return report(sync, found)
 
@@ -124,6 +139,7 @@ class _Verifying:
             view,
             nulls_loaded=lambda: self._nulls_loaded(connection, source),
             since=lambda watermark: self._since(connection, source, watermark),
+            examine=self.examine,
         ).compare()
 
     def _compare_passed(
@@ -141,16 +157,34 @@ class _Verifying:
             with read_only(connection):
                 hashing = Hashing.between(connection, target)
                 nulls = self._nulls_loaded(connection, source)
-                left_out = send_left_out(connection, target, source, watermark, nulls=nulls)
+                if sync.changes == "cdc":
+                    kinds = {column.name: column.target_type for column in shape.columns}
+                    left_out = send_waiting(
+                        self.sessions.context, sync, source, target, watermark, kinds
+                    )
+                else:
+                    left_out = send_left_out(connection, target, source, watermark, nulls=nulls)
                 left_out = replace(left_out, rejected=len(rejected))
                 expected = _expected(sync, source, shape, watermark, rejected, nulls=nulls)
                 names = [sql.Identifier(name) for name in shape.names]
                 key = [sql.Identifier(name) for name in shape.key or shape.names]
                 ours = sql.SQL("SELECT {} FROM ({}) e").format(hashing.row(key, names), expected)
-                theirs = target_rows(table, shape, hashing, left_out=left_out)
+                theirs = target_rows(table, shape, hashing, left_out=left_out, soft=sync.is_soft)
                 older = 0
                 if shape.key:
-                    comparison = compare(Side(connection, ours), Side(target, theirs), hashing)
+                    sides = Side(connection, ours), Side(target, theirs)
+                    mending = PostgresDifference(
+                        self.sessions.context,
+                        sync,
+                        table,
+                        shape,
+                        hashing,
+                        Side(connection, expected),
+                        sides[1],
+                        loaded,
+                    )
+                    opened = Opened(source, watermark, hashing, *sides, mending.stage)
+                    comparison = self.examine(opened)
                 else:
                     aside = rejected_side(target, sync, table, shape, watermark, hashing)
                     comparison, older, count = compare_bags(
@@ -158,7 +192,7 @@ class _Verifying:
                     )
                     left_out = replace(left_out, rejected=count)
                 since = Since.NOTHING
-                if comparison.difference is not None and source.cursor is None:
+                if comparison.difference is not None and reads_whole(source, sync):
                     since = self._since(connection, source, watermark)
                 if since is Since.CHANGED and not (hashing.portable or left_out.rejected):
                     now = target_fingerprint(target, table, shape)

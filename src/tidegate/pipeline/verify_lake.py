@@ -25,8 +25,10 @@ from tidegate.model.shape import Shape
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.bags import compare_bags
-from tidegate.pipeline.compare import NONE, Hashing, Side, compare
+from tidegate.pipeline.cdc_waiting import send_waiting
+from tidegate.pipeline.compare import LEFT_OUT, NONE, Hashing, Side
 from tidegate.pipeline.declaration import lake_shape
+from tidegate.pipeline.lake_difference import LakeDifference
 from tidegate.pipeline.lake_mirror import (
     Mirror,
     field_kinds,
@@ -35,15 +37,18 @@ from tidegate.pipeline.lake_mirror import (
     newest_in_lake,
 )
 from tidegate.pipeline.lake_view import LakeView
+from tidegate.pipeline.landing_table import DELETED_AT
 from tidegate.pipeline.loaded import (
     compared_batches,
     loaded_condition,
     pending_condition,
+    reads_whole,
     waiting_batches,
 )
+from tidegate.pipeline.opened import Examine, Opened
 from tidegate.pipeline.reading import read_only
 from tidegate.pipeline.sessions import Sessions
-from tidegate.pipeline.sides import LEFT_OUT, LeftOut, not_left_out, send_left_out, target_snapshot
+from tidegate.pipeline.sides import LeftOut, not_left_out, send_left_out, target_snapshot
 from tidegate.pipeline.stage import Reading, Staged, stage_batch
 from tidegate.pipeline.sync import tolerates_duplicates
 from tidegate.pipeline.verdict import Compared, Since
@@ -64,6 +69,7 @@ class LakeVerification:
     view: LakeView
     nulls_loaded: Callable[[], bool]
     since: Callable[[Watermark], Since]
+    examine: Examine
 
     def compare(self) -> Compared:
         if self.sync.transform is None:
@@ -112,9 +118,7 @@ class LakeVerification:
             hashing = Hashing.between(connection, target)
             nulls = self.nulls_loaded()
             columns = lake_columns(self.source, found.kinds)
-            left_out = send_left_out(
-                connection, target, self.source, watermark, nulls=nulls, select=columns
-            )
+            left_out = self._leave_out(watermark, found, nulls=nulls)
             expected = self._expected(columns, shape, nulls=nulls)
             compared = self._compare_sides(
                 Compared(watermark, NONE, left_out, drift=notes),
@@ -122,10 +126,22 @@ class LakeVerification:
                 found,
                 shape,
                 hashing,
+                loaded_condition(self.source, watermark, nulls=nulls),
             )
-            if compared.comparison.difference is not None and self.source.cursor is None:
+            if compared.comparison.difference is not None and reads_whole(self.source, self.sync):
                 compared = replace(compared, since=self.since(watermark))
         return compared
+
+    def _leave_out(self, watermark: Watermark, found: Mirror, *, nulls: bool) -> LeftOut:
+        if self.sync.changes == "cdc":
+            kinds = {name: found.value_type(name) for name in self.source.key}
+            return send_waiting(
+                self.sessions.context, self.sync, self.source, self._target, watermark, kinds
+            )
+        columns = lake_columns(self.source, found.kinds)
+        return send_left_out(
+            self._connection, self._target, self.source, watermark, nulls=nulls, select=columns
+        )
 
     def _expected(
         self, columns: dict[str, sql.Composable], shape: Shape, *, nulls: bool
@@ -184,10 +200,7 @@ class LakeVerification:
                 target_snapshot(target),
             ):
                 hashing = Hashing.between(connection, target)
-                columns = lake_columns(self.source, found.kinds)
-                left_out = send_left_out(
-                    connection, target, self.source, even, nulls=nulls, select=columns
-                )
+                left_out = self._leave_out(even, found, nulls=nulls)
                 if self._is_keyed:
                     # Keys that the transformation makes of them, should it change them.
                     target.execute(
@@ -210,31 +223,57 @@ class LakeVerification:
                     found,
                     shape,
                     hashing,
+                    loaded_condition(self.source, even, nulls=nulls),
                 )
-            if compared.comparison.difference is not None and self.source.cursor is None:
+            if compared.comparison.difference is not None and reads_whole(self.source, self.sync):
                 compared = replace(compared, since=self.since(self.view.watermark))
         return compared
 
     def _compare_sides(
-        self, compared: Compared, expected: Side, found: Mirror, shape: Shape, hashing: Hashing
+        self,
+        compared: Compared,
+        expected: Side,
+        found: Mirror,
+        shape: Shape,
+        hashing: Hashing,
+        loaded: sql.Composable,
     ) -> Compared:
         key = self._key(shape)
         rows = _side(found.rows, key, shape.names, hashing)
+        conditions: list[sql.Composable] = []
+        if self.sync.is_soft:
+            conditions.append(sql.SQL("e.{} IS NULL").format(sql.Identifier(DELETED_AT)))
         if self._is_keyed and compared.left_out.any:
-            rows = sql.SQL("{} WHERE {}").format(rows, not_left_out(_columns(key)))
+            conditions.append(not_left_out(_columns(key)))
+        if conditions:
+            rows = sql.SQL("{} WHERE {}").format(rows, sql.SQL(" AND ").join(conditions))
         theirs = Side(found.connection, rows)
         if self._is_keyed:
-            return replace(compared, comparison=compare(expected, theirs, hashing))
+            mending = LakeDifference(
+                self.sessions.context,
+                self.sync,
+                self.source,
+                self._connection,
+                lake_columns(self.source, found.kinds),
+                loaded,
+                found,
+                hashing,
+            )
+            opened = Opened(
+                self.source, compared.watermark, hashing, expected, theirs, mending.stage
+            )
+            return replace(compared, comparison=self.examine(opened))
         comparison, older, _ = compare_bags(expected, theirs, hashing, self.sync.mode, None)
         return replace(compared, comparison=comparison, older=older, keyless=True)
 
     @contextmanager
     def _found(self, shape: Shape) -> Iterator[Mirror]:
         """The lake's rows."""
-        kinds = field_kinds(self._table, shape.names)
+        names = (*shape.names, DELETED_AT) if self.sync.is_soft else shape.names
+        kinds = field_kinds(self._table, names)
         with mirror(self._target, "tidegate_verify_lake", kinds) as found:
             assert self.view.rows is not None
-            found.fill(batch for _, batch in self.view.rows.batches(shape.names))
+            found.fill(batch for _, batch in self.view.rows.batches(names))
             yield found
 
     @contextmanager
@@ -329,7 +368,8 @@ def _check_comparable(table: LakeTable, shape: Shape, sync: Sync) -> tuple[str, 
             f"the source of {table.relation} changed since the last load: {'; '.join(changes)}",
             f"let the target follow first: tidegate run {sync.name}; then verify again",
         )
-    others = [one.name for one in table.fields if shape.column(one.name) is None]
+    known = {*shape.names, DELETED_AT} if sync.is_soft else set(shape.names)
+    others = [one.name for one in table.fields if one.name not in known]
     if not others:
         return ()
     return (f"column {', '.join(others)} of the lake is not loaded, and was not compared",)

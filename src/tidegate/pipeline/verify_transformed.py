@@ -21,13 +21,14 @@ from tidegate.model.staging import staging_table
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.bags import compare_bags
+from tidegate.pipeline.cdc_waiting import send_waiting
 from tidegate.pipeline.comparable import check_comparable
-from tidegate.pipeline.compare import NONE, Hashing, Side, compare
-from tidegate.pipeline.loaded import compared_batches, waiting_batches
+from tidegate.pipeline.compare import LEFT_OUT, NONE, Hashing, Side
+from tidegate.pipeline.loaded import compared_batches, reads_whole, waiting_batches
+from tidegate.pipeline.opened import Examine, Opened, PostgresDifference
 from tidegate.pipeline.sessions import Sessions
 from tidegate.pipeline.set_aside import leave_out_rejected, rejected_side
 from tidegate.pipeline.sides import (
-    LEFT_OUT,
     not_left_out,
     send_left_out,
     target_rows,
@@ -50,11 +51,12 @@ def compare_transformed(
     *,
     nulls_loaded: Callable[[], bool],
     since: Callable[[Watermark], Since],
+    examine: Examine,
 ) -> Compared:
     """Compare what the transformation gives now for loaded rows with what is in the target."""
     destination = sessions.context.postgres_destination(sync.target)
     for _ in range(_TRIES):
-        work = _Staging(sessions, sync, source, destination, new_attempt_id())
+        work = _Staging(sessions, sync, source, destination, new_attempt_id(), examine)
         try:
             return work.compare(nulls_loaded, since)
         except (_Moved, StagingLost, pg.UndefinedTable):
@@ -76,6 +78,7 @@ class _Staging:
     source: PostgresSource
     destination: PostgresDestination
     attempt_id: str
+    examine: Examine
 
     def compare(
         self, nulls_loaded: Callable[[], bool], since: Callable[[Watermark], Since]
@@ -94,13 +97,19 @@ class _Staging:
             with target_snapshot(target):
                 if self._watermark(target) != watermark:
                     raise _Moved
-                left_out = send_left_out(connection, target, self.source, even, nulls=nulls)
+                if self.sync.changes == "cdc":
+                    kinds = {column.name: column.target_type for column in shape.columns}
+                    left_out = send_waiting(
+                        self.sessions.context, self.sync, self.source, target, watermark, kinds
+                    )
+                else:
+                    left_out = send_left_out(connection, target, self.source, even, nulls=nulls)
                 self._leave_out(target, shape, _writes(waiting))
                 hashing = Hashing.between(connection, target)
                 found = self._compare(
                     target, shape, _writes(loaded), hashing, Compared(watermark, NONE, left_out)
                 )
-            if found.comparison.difference is not None and self.source.cursor is None:
+            if found.comparison.difference is not None and reads_whole(self.source, self.sync):
                 found = replace(found, since=since(watermark))
         return found
 
@@ -124,15 +133,26 @@ class _Staging:
         staged: sql.Composable = self._rows(target, shape, writes)
         if shape.key and tolerates_duplicates(sync):
             staged = merge.newest_rows(staged, shape)
-        ours = sql.SQL("SELECT {} FROM ({}) e").format(hashing.row(key, names), staged)
         if left_out.any and shape.key:
-            ours = sql.SQL("{} WHERE {}").format(ours, not_left_out(key))
+            staged = sql.SQL("SELECT * FROM ({}) e WHERE {}").format(staged, not_left_out(key))
+        ours = sql.SQL("SELECT {} FROM ({}) e").format(hashing.row(key, names), staged)
         sides = (
             Side(target, ours),
-            Side(target, target_rows(table, shape, hashing, left_out=left_out)),
+            Side(target, target_rows(table, shape, hashing, left_out=left_out, soft=sync.is_soft)),
         )
         if shape.key:
-            comparison = compare(*sides, hashing)
+            mending = PostgresDifference(
+                self.sessions.context,
+                sync,
+                table,
+                _as_cast(shape),
+                hashing,
+                Side(target, staged),
+                sides[1],
+                loaded,
+            )
+            opened = Opened(self.source, found.watermark, hashing, *sides, mending.stage)
+            comparison = self.examine(opened)
             return replace(found, comparison=comparison, left_out=left_out, used_spark=True)
         aside = rejected_side(target, sync, table, shape, found.watermark, hashing)
         comparison, older, count = compare_bags(*sides, hashing, sync.mode, aside)
@@ -213,6 +233,12 @@ class _Staging:
         ).fetchone()
         assert row is not None
         return int(row[0])
+
+
+def _as_cast(shape: Shape) -> Shape:
+    """The rows as they were cast once they had been staged."""
+    columns = (replace(one, staged_type=one.target_type) for one in shape.columns)
+    return replace(shape, columns=tuple(columns))
 
 
 def _writes(staged: Sequence[Staged]) -> list[StagedWrite]:

@@ -137,6 +137,19 @@ def describe_query(connection: Connection, relation: Relation, query: str) -> Ta
     )
 
 
+def describe_columns(
+    connection: Connection, names: list[str], types: list[int], modifiers: list[int]
+) -> tuple[Column, ...]:
+    """Columns of these types; one whose type is not there any more is left out."""
+    parameters = {
+        "names": names,
+        "types": types,
+        "mods": modifiers,
+        "first_user_oid": FIRST_USER_OID,
+    }
+    return _columns(connection, _RESULT_COLUMNS, parameters)
+
+
 def _columns(
     connection: Connection, statement: str, parameters: dict[str, Any]
 ) -> tuple[Column, ...]:

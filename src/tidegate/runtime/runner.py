@@ -20,11 +20,14 @@ from tidegate.errors import TidegateError
 from tidegate.model.job import SYNC, JobRequest
 from tidegate.model.load import LoadResult
 from tidegate.model.sync import Sync
+from tidegate.pipeline.cdc_source import leave_slots
+from tidegate.pipeline.cdc_sync import CdcWork
 from tidegate.pipeline.changed import refuse_moved
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.course import SyncOutcome
 from tidegate.pipeline.lake_sync import LakeSyncWork
 from tidegate.pipeline.opening import Source, open_source
+from tidegate.pipeline.snapshot_sync import SnapshotWork
 from tidegate.pipeline.sync import SyncWork
 from tidegate.postgres.connect import Connection, translate
 from tidegate.runtime.attempt import LiveAttempt
@@ -151,6 +154,37 @@ class Runner:
                     outcome=outcome,
                 ).run()
                 return _result(outcome)
+            if sync.changes == "cdc":
+                CdcWork(
+                    context=self._context,
+                    sync=sync,
+                    source=source.source,
+                    connection=source.connection,
+                    destination=destination,
+                    attempt=attempt,
+                    full_refresh=options.full_refresh,
+                    max_batches=options.max_batches,
+                    step=step,
+                    outcome=outcome,
+                ).run()
+                return _result(outcome)
+            known = records.last_result(control, sync.project, SYNC, sync.name)
+            if source.source.written is not None:
+                SnapshotWork(
+                    context=self._context,
+                    sync=sync,
+                    source=source.source,
+                    connection=source.connection,
+                    destination=destination,
+                    attempt=attempt,
+                    known_fingerprints=known.get("fingerprints", {}),
+                    full_refresh=options.full_refresh,
+                    max_batches=options.max_batches,
+                    step=step,
+                    outcome=outcome,
+                ).run()
+                leave_slots(self._context, control, sync.pipeline)
+                return _result(outcome)
             SyncWork(
                 context=self._context,
                 sync=sync,
@@ -159,14 +193,14 @@ class Runner:
                 destination=destination,
                 attempt=attempt,
                 memory=Observations(self._context.plane, control, sync.pipeline),
-                known_fingerprints=records.last_result(control, sync.project, SYNC, sync.name).get(
-                    "fingerprints", {}
-                ),
+                known_fingerprints=known.get("fingerprints", {}),
                 full_refresh=options.full_refresh,
                 max_batches=options.max_batches,
                 step=step,
                 outcome=outcome,
             ).run()
+            # One that was read by its changes before must not hold its slot for ever.
+            leave_slots(self._context, control, sync.pipeline)
             return _result(outcome)
 
         won = ClaimedWork(
@@ -232,4 +266,14 @@ def _result(outcome: SyncOutcome) -> dict[str, Any]:
         "watermark": outcome.watermark.value if outcome.watermark else None,
         "horizon": json.loads(json.dumps(horizon, default=str)),
         "fingerprints": outcome.fingerprints,
+        "late": _late(outcome),
+    }
+
+
+def _late(outcome: SyncOutcome) -> dict[str, Any]:
+    """Rows that came after the watermark had passed them, and how far behind it they were."""
+    found = [load.late for load in outcome.loads if load.late is not None]
+    return {
+        "rows": sum(one.rows for one in found),
+        "farthest": max((one.farthest for one in found), default=0.0),
     }

@@ -12,7 +12,9 @@ from tidegate.model.group import TargetTemplate
 from tidegate.model.pattern import split_parts
 from tidegate.model.schedule import Schedule
 from tidegate.settings import checks as values
+from tidegate.settings.cdc import CdcSettings
 from tidegate.settings.durations import parse_duration
+from tidegate.settings.events import EventSettings
 from tidegate.settings.explain import Conflict
 from tidegate.settings.history import HistorySettings
 from tidegate.settings.maintenance import MaintenanceSettings
@@ -150,6 +152,7 @@ class SyncDefaults(Section):
 
     mode: Literal["merge", "append", "delete_insert", "replace"] = "merge"
     changes: Literal["cursor", "snapshot", "cdc"] = "cursor"
+    deletes: Literal["hard", "soft"] = "hard"
     lookback: values.Lookback | None = None
     settle: values.Duration = "60s"
     null_cursor: Literal["raise", "include", "exclude"] | None = None
@@ -273,5 +276,7 @@ FIXED: dict[str, type[Section]] = {
     "scheduler": SchedulerSettings,
     "notify": NotifySettings,
     "history": HistorySettings,
+    "cdc": CdcSettings,
+    "events": EventSettings,
 }
 SECTIONS = (*FIXED, "connections", "resources", "sync")

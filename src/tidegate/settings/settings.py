@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ConfigDict, Field, ValidationError, field_serializer
 
 from tidegate.errors import SettingsError
+from tidegate.settings.cdc import CdcSettings
 from tidegate.settings.connections import (
     CONTROL,
     MASK,
@@ -18,6 +19,7 @@ from tidegate.settings.connections import (
     postgres_connection,
     unknown_connection,
 )
+from tidegate.settings.events import EventSettings
 from tidegate.settings.explain import Key, Origin, Problem, explain, key_of, refuse
 from tidegate.settings.history import HistorySettings
 from tidegate.settings.layers import unknown_keys
@@ -57,6 +59,8 @@ class Settings(Section):
     resources: dict[str, Places] = Field(default_factory=dict)
     notify: NotifySettings = Field(default_factory=NotifySettings)
     history: HistorySettings = Field(default_factory=HistorySettings)
+    cdc: CdcSettings = Field(default_factory=CdcSettings)
+    events: EventSettings = Field(default_factory=EventSettings)
     sync: dict[str, SyncSettings] = Field(default_factory=dict)
 
     @field_serializer("connections")

@@ -60,6 +60,22 @@ LIMIT 1
 """
 
 
+# Ids are the whole server's: a transaction in another database holds them back as well.
+_WRITERS = """
+SELECT began, what FROM (
+    SELECT xact_start AS began, age(backend_xid) AS age,
+           'process ' || pid || ' of ' || coalesce(usename, '?')
+           || coalesce(' (' || nullif(application_name, '') || ')', '')
+           || CASE WHEN datname = current_database() THEN '' ELSE ' in database ' || datname END
+           || ', ' || coalesce(state, 'active') AS what
+    FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()
+    UNION ALL
+    SELECT prepared, age(transaction), 'prepared transaction ' || gid || ' of ' || owner
+    FROM pg_prepared_xacts) writers
+ORDER BY age DESC LIMIT 1
+"""
+
+
 class Memory(Protocol):
     """Where the highest integer values seen are remembered."""
 
@@ -108,6 +124,8 @@ def read_horizon(
     """The horizon now; must be called before the snapshot is taken, outside a transaction."""
     if cursor is None:
         return Horizon(None, Guarantee.EXACT, "everything is read each time, in one snapshot")
+    if cursor.type is CursorType.XID8:
+        return _xid_horizon(connection)
     prepared = _prepared_writer(connection, cursor.table)
     if prepared is not None:
         return Horizon(
@@ -116,6 +134,24 @@ def read_horizon(
     if cursor.type.is_integer:
         return _integer_horizon(connection, cursor, memory, wait, may_wait)
     return _time_horizon(connection, cursor, wait)
+
+
+def _xid_horizon(connection: Connection) -> Horizon:
+    """Transactions below a snapshot's xmin have ended, whatever began first or commits last."""
+    row = connection.execute(
+        "SELECT clock_timestamp(), (pg_snapshot_xmin(s)::text::numeric - 1)::text,"
+        " pg_snapshot_xmin(s) < pg_snapshot_xmax(s) FROM pg_current_snapshot() s"
+    ).fetchone()
+    assert row is not None
+    clock, high, is_open = row
+    held = _oldest_writer(connection) if is_open else None
+    because = "read below the oldest transaction that is open; exact for the id of the transaction"
+    return Horizon(high, Guarantee.EXACT, because, held, clock)
+
+
+def _oldest_writer(connection: Connection) -> Session | None:
+    row = connection.execute(_WRITERS).fetchone()
+    return Session(row[1], row[0]) if row else None
 
 
 def _time_horizon(
@@ -237,14 +273,19 @@ def _highest(connection: Connection, cursor: CursorColumn) -> str | None:
     return row[0] if row else None
 
 
-def readable(table: Table, where: str | None = None, columns: Iterable[str] = ()) -> sql.Composable:
+def readable(
+    table: Table,
+    where: str | None = None,
+    columns: Iterable[str] = (),
+    system: Iterable[str] = (),
+) -> sql.Composable:
     """What stands behind FROM: the relation, the rows of it that `where` keeps, or a query."""
     if table.query is not None:
         return subquery(table.query)
     if where is None:
         return qualified(table.relation)
     # Blocks are read by ctid; a star would need the right to read every column.
-    names = ["ctid", *columns] if table.has_blocks else [*columns]
+    names = [*(["ctid"] if table.has_blocks else []), *system, *columns]
     rows = sql.SQL("SELECT {} FROM {} WHERE {}").format(
         column_list(names), qualified(table.relation), condition(where)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psycopg
 from psycopg import sql
@@ -14,10 +14,13 @@ from tidegate.model.batch import Batch, BatchKind, cut
 from tidegate.model.column import Column, Table
 from tidegate.model.cursor import CursorType, NullPolicy
 from tidegate.model.horizon import Horizon
+from tidegate.model.standing import Standing
 from tidegate.model.watermark import Watermark
 from tidegate.postgres.connect import Connection, begin_read_only, first_line
 from tidegate.postgres.identifiers import column_list
 from tidegate.sources.horizon import CursorColumn, readable
+from tidegate.sources.key_order import KeyOrder
+from tidegate.sources.written import SYSTEM_COLUMNS, Written, read_standing
 
 # Below this share of the table an index on the cursor beats a scan of all blocks.
 _SCAN_SHARE = 0.25
@@ -40,23 +43,43 @@ class PostgresSource:
     where: str | None = None
     tie_key: tuple[str, ...] | None = None
     """what splits a large tie, where rows have no key in the target"""
+    written: Written | None = None
+    """where rows are found by the transaction that wrote them; there is no cursor then"""
 
     @property
     def relation(self) -> sql.Composable:
-        return readable(self.table, self.where, self.read_columns)
+        system = () if self.written is None else SYSTEM_COLUMNS
+        return readable(self.table, self.where, self.read_columns, system)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything is read each time."""
+        return self.cursor is None and self.written is None
 
     @property
     def read_columns(self) -> tuple[str, ...]:
         """Every column that is loaded, or needed to order and tell apart what is."""
-        cursor = () if self.cursor is None else (self.cursor.name,)
+        cursor = () if self._leading is None else (self._leading.name,)
         names = (*(column.name for column in self.columns), *self._splits, *cursor)
         return tuple(dict.fromkeys(names))
 
     @property
     def ordered_by(self) -> CursorColumn:
         """The cursor, where there must be one."""
-        assert self.cursor is not None
-        return self.cursor
+        assert self._leading is not None
+        return self._leading
+
+    @property
+    def _leading(self) -> CursorColumn | None:
+        """The column by which an index leads to the rows."""
+        return self.cursor if self.written is None else self.written.cursor
+
+    @property
+    def cursor_type(self) -> CursorType | None:
+        """What the watermark is a value of."""
+        if self.written is not None:
+            return CursorType.XID8
+        return None if self.cursor is None else self.cursor.type
 
     @property
     def cursor_identifier(self) -> sql.Identifier:
@@ -65,11 +88,30 @@ class PostgresSource:
     @property
     def reads_by_index(self) -> bool:
         """Whether an index leads to the rows above a cursor value."""
-        return self.cursor is not None and self.cursor.name in self.table.leading_index_columns
+        column = self._leading
+        return column is not None and column.name in self.table.leading_index_columns
+
+    @property
+    def _order(self) -> sql.Composable:
+        """The cursor as something that has a maximum: xid8 has one only from version 15 on."""
+        if self.ordered_by.type is CursorType.XID8:
+            return sql.SQL("{}::text::numeric").format(self.cursor_identifier)
+        return self.cursor_identifier
+
+    @property
+    def lake_order(self) -> str | None:
+        """The column of a lake that tells newer rows from older ones; an xid8 is text there."""
+        if self.cursor is None or self.cursor.type is CursorType.XID8:
+            return None
+        return self.cursor.name
 
     @property
     def _splits(self) -> tuple[str, ...]:
         return self.key or self.tie_key or ()
+
+    @property
+    def _keys(self) -> KeyOrder:
+        return KeyOrder(self.table, self._splits, self.relation)
 
     @property
     def _cast(self) -> sql.SQL:
@@ -93,11 +135,8 @@ class PostgresSource:
     def full_batch(self, connection: Connection, horizon: Horizon) -> Batch:
         """Everything up to the horizon, as one batch."""
         if self.cursor is None:
-            row = connection.execute(
-                sql.SQL("SELECT count(*) FROM {}").format(self.relation)
-            ).fetchone()
-            assert row is not None
-            return Batch(BatchKind.FULL, rows=int(row[0]))
+            whole = Batch(BatchKind.FULL, None, horizon.high)
+            return replace(whole, rows=self.count(connection, whole))
         if horizon.high is None and self._count(connection, self._between(None, None))[0]:
             raise SourceError(
                 f"{self.table.relation} is held back by {horizon.held_by or 'its settle time'}",
@@ -132,6 +171,8 @@ class PostgresSource:
 
     def condition(self, batch: Batch) -> sql.Composed:
         """The WHERE clause of a batch."""
+        if self.written is not None:
+            return self.written.condition(batch, self._keys.compare)
         if self.cursor is None:
             return sql.SQL("{}").format(sql.SQL("true"))
         if batch.kind is BatchKind.NULLS:
@@ -142,10 +183,16 @@ class PostgresSource:
                 sql.SQL("{} = {}").format(self.cursor_identifier, self.value(batch.high))
             ]
             if batch.key_low is not None:
-                parts.append(self._compare_key(">", batch.key_low))
+                parts.append(self._keys.compare(">", batch.key_low))
             if batch.key_high is not None:
-                parts.append(self._compare_key("<=", batch.key_high))
+                parts.append(self._keys.compare("<=", batch.key_high))
             return sql.SQL(" AND ").join(parts)
+        if batch.kind is BatchKind.BACKFILL:
+            assert batch.low is not None
+            assert batch.high is not None
+            return sql.SQL("{c} >= {} AND {c} < {}").format(
+                self.value(batch.low), self.value(batch.high), c=self.cursor_identifier
+            )
         condition = self._between(batch.low, batch.high)
         if batch.kind is BatchKind.FULL and self.null_policy is NullPolicy.INCLUDE:
             return sql.SQL("({} OR {} IS NULL)").format(condition, self.cursor_identifier)
@@ -174,18 +221,26 @@ class PostgresSource:
         *,
         partitions: int | None,
         parallelism: int,
+        where: sql.Composable | None = None,
     ) -> list[str]:
-        """SELECT statements that together read the batch, one for each task."""
+        """SELECT statements that together read the batch, one for each task.
+
+        `where` says which rows these are, if the batch itself does not.
+        """
         wanted = partitions or min(self._shares(batch), 2 * parallelism)
-        condition = self.condition(batch)
+        condition = self.condition(batch) if where is None else where
         if wanted <= 1:
             slices: list[sql.Composable] = [condition]
+        elif batch.kind is BatchKind.WRITTEN and self._leads_by_key(batch):
+            slices = self._keys.slices(connection, condition, batch.rows, wanted)
         elif self._scans(batch):
             slices = self._block_slices(condition, wanted)
-        elif self.cursor is not None and batch.kind in (
+        elif self._leading is not None and batch.kind in (
             BatchKind.RANGE,
             BatchKind.LOOKBACK,
+            BatchKind.BACKFILL,
             BatchKind.FULL,
+            BatchKind.WRITTEN,
         ):
             slices = self._cursor_slices(connection, batch, condition, wanted)
         else:
@@ -221,13 +276,14 @@ class PostgresSource:
                 return Batch(kind, low, highest, rows=count, is_last=True)
         row = connection.execute(
             sql.SQL(
-                "WITH seen AS (SELECT {cursor} AS c FROM {relation} WHERE {where}"
+                "WITH seen AS (SELECT {order} AS c FROM {relation} WHERE {where}"
                 " ORDER BY {cursor} LIMIT {limit}), top AS (SELECT max(c) AS c FROM seen)"
                 " SELECT count(*), (SELECT c::text FROM top),"
                 " max(c) FILTER (WHERE c < (SELECT c FROM top))::text,"
                 " count(*) FILTER (WHERE c < (SELECT c FROM top)) FROM seen"
             ).format(
                 cursor=self.cursor_identifier,
+                order=self._order,
                 relation=self.relation,
                 where=self._between(low, high),
                 limit=sql.Literal(self.batch_rows + 1),
@@ -248,55 +304,49 @@ class PostgresSource:
         self, connection: Connection, low: str | None, value: str, after: tuple[str, ...] | None
     ) -> Batch:
         """The next batch_rows rows of one cursor value, in key order."""
-        where: list[sql.Composable] = [
-            sql.SQL("{} = {}").format(self.cursor_identifier, self.value(value))
-        ]
-        self._refuse_null_keys(connection, where[0])
-        if after is not None:
-            where.append(self._compare_key(">", after))
-        key = column_list(self._splits)
-        rows = connection.execute(
-            sql.SQL(
-                "WITH seen AS (SELECT row_number() OVER (ORDER BY {key}) AS n, {key}"
-                " FROM {relation} WHERE {where} ORDER BY {key} LIMIT {limit})"
-                " SELECT n, {texts} FROM seen WHERE n >= {size} OR n = (SELECT max(n) FROM seen)"
-                " ORDER BY n"
-            ).format(
-                key=key,
-                relation=self.relation,
-                where=sql.SQL(" AND ").join(where),
-                limit=sql.Literal(self.batch_rows + 1),
-                size=sql.Literal(self.batch_rows),
-                texts=sql.SQL(", ").join(
-                    sql.SQL("{}::text").format(sql.Identifier(name)) for name in self._splits
-                ),
-            )
-        ).fetchall()
-        if len(rows) < 2:
-            count = rows[0][0] if rows else 0
-            return Batch(BatchKind.TIE, low, value, after, None, closes_tie=True, rows=count)
-        end = tuple(str(part) for part in rows[0][1:])
-        return Batch(BatchKind.TIE, low, value, after, end, rows=int(rows[0][0]))
+        where: sql.Composable = sql.SQL("{} = {}").format(self.cursor_identifier, self.value(value))
+        count, end = self._keys.cut(connection, where, after, self.batch_rows)
+        return Batch(BatchKind.TIE, low, value, after, end, closes_tie=end is None, rows=count)
 
-    def _refuse_null_keys(self, connection: Connection, where: sql.Composable) -> None:
-        """A comparison by key passes over rows without one, so they must not be there."""
-        columns = [self.table.column(name) for name in self._splits]
-        nullable = [column.name for column in columns if column and not column.not_null]
-        if not nullable:
-            return
-        missing = sql.SQL(" OR ").join(
-            sql.SQL("{} IS NULL").format(sql.Identifier(name)) for name in nullable
+    def standing(self, connection: Connection) -> Standing:
+        """Where a source stands whose rows are found by their transactions."""
+        cursor = None if self.written is None else self.written.cursor
+        return read_standing(connection, self.table.oid, self.relation, cursor)
+
+    def written_batch(self, connection: Connection, start: Batch) -> Batch | None:
+        """The next rows of a pass, in the order of their keys if there are more than batch_rows.
+
+        `start` says since when, and after which key; None when the pass would begin with no row.
+        """
+        since = replace(start, key_low=None, key_high=None)
+        if start.key_low is None and not (
+            start.low is None and self.table.estimated_rows > 2 * self.batch_rows
+        ):
+            rows = self.count(connection, since)
+            if rows == 0:
+                return None
+            if rows <= self.batch_rows:
+                return replace(since, closes_tie=True, rows=rows, is_last=True)
+        count, end = self._keys.cut(
+            connection, self.condition(since), start.key_low, self.batch_rows
         )
-        count, _ = self._count(connection, sql.SQL("{} AND ({})").format(where, missing))
-        if count:
-            raise SourceError(
-                f"{count} rows of {self.table.relation} have no value in their key "
-                f"({', '.join(self._splits)})",
-                "choose a key that every row has",
-            )
+        if count == 0 and start.key_low is None:
+            return None
+        closes = end is None
+        return replace(start, key_high=end, closes_tie=closes, rows=count, is_last=closes)
+
+    def count(self, connection: Connection, batch: Batch) -> int:
+        """How many rows a batch has."""
+        row = connection.execute(
+            sql.SQL("SELECT count(*) FROM {} WHERE {}").format(self.relation, self.condition(batch))
+        ).fetchone()
+        assert row is not None
+        return int(row[0])
 
     def lookback_low(self, connection: Connection, watermark: str) -> str:
         """Where the lookback begins: W - lookback."""
+        if self.ordered_by.type is CursorType.XID8:
+            return str(max(0, int(watermark) - int(self.lookback or 0)))
         minus = (
             sql.SQL("({} - {})::text").format(
                 self.value(watermark),
@@ -327,20 +377,10 @@ class PostgresSource:
             parts.append(sql.SQL("{} IS NOT NULL").format(self.cursor_identifier))
         return sql.SQL(" AND ").join(parts)
 
-    def _compare_key(self, operator: str, values: tuple[str, ...]) -> sql.Composed:
-        literals = []
-        for name, text in zip(self._splits, values, strict=True):
-            column = self.table.column(name)
-            assert column is not None
-            literals.append(sql.SQL("{}::{}").format(sql.Literal(text), sql.SQL(column.type)))
-        return sql.SQL("({}) {} ({})").format(
-            column_list(self._splits), sql.SQL(operator), sql.SQL(", ").join(literals)
-        )
-
     def _count(self, connection: Connection, where: sql.Composable) -> tuple[int, str | None]:
         row = connection.execute(
             sql.SQL("SELECT count(*), max({})::text FROM {} WHERE {}").format(
-                self.cursor_identifier, self.relation, where
+                self._order, self.relation, where
             )
         ).fetchone()
         assert row is not None
@@ -385,7 +425,14 @@ class PostgresSource:
             slices.append(sql.SQL("{} AND {}").format(condition, self._between(low, high)))
         if batch.kind is BatchKind.FULL and self.null_policy is NullPolicy.INCLUDE:
             slices.append(sql.SQL("{} IS NULL").format(self.cursor_identifier))
+        if self.written is not None and self.written.nullable:
+            slices.append(sql.SQL("{} AND {} IS NULL").format(condition, self.cursor_identifier))
         return slices
+
+    def _leads_by_key(self, batch: Batch) -> bool:
+        """Whether an index leads to the rows of a part of all keys."""
+        part = batch.key_low is not None or batch.key_high is not None
+        return part and self._splits[0] in self.table.leading_index_columns
 
 
 def _fits(text: str, cursor_type: CursorType) -> bool:
@@ -399,15 +446,28 @@ def snapshot(connection: Connection) -> Iterator[str]:
     """Hold one snapshot of the source and give its exported name, for any number of readers."""
     try:
         begin_read_only(connection)
-        row = connection.execute("SELECT pg_export_snapshot()").fetchone()
+        name = export_snapshot(connection)
     except psycopg.Error as error:
-        raise SourceError(
-            f"the source cannot export a snapshot: {first_line(error)}",
-            "connect to the primary directly, not through a pooler",
-        ) from None
-    assert row is not None
+        raise _not_exported(error) from None
     try:
-        yield row[0]
+        yield name
     finally:
         if not connection.closed:
             connection.execute("ROLLBACK")
+
+
+def export_snapshot(connection: Connection) -> str:
+    """The name under which other sessions see what this one sees, while its transaction lasts."""
+    try:
+        row = connection.execute("SELECT pg_export_snapshot()").fetchone()
+    except psycopg.Error as error:
+        raise _not_exported(error) from None
+    assert row is not None
+    return str(row[0])
+
+
+def _not_exported(error: psycopg.Error) -> SourceError:
+    return SourceError(
+        f"the source cannot export a snapshot: {first_line(error)}",
+        "connect to the primary directly, not through a pooler",
+    )

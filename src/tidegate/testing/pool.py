@@ -8,8 +8,9 @@ from typing import Any
 
 from psycopg import sql
 
-from tidegate.errors import DeclarationError, SourceError
+from tidegate.errors import DeclarationError, SourceError, UsageError
 from tidegate.model.column import Table
+from tidegate.model.cursor import CursorType
 from tidegate.model.sync import Sync
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import resolve_source
@@ -178,6 +179,12 @@ def fill_pool(context: Context, sync: Sync, databases: FreshDatabases, wanted: W
         begin_reading(source)
         # Every name and type is checked as a run would, before anything is copied.
         resolved = resolve_source(source, sync)
+        if resolved.cursor is not None and resolved.cursor.type is CursorType.XID8:
+            raise UsageError(
+                f"sync {sync.name}: its cursor {sync.cursor} holds ids of transactions of its own "
+                "server, which cannot be replayed on another",
+                'prove it with changes = "snapshot" or another cursor',
+            )
         table, key, cursor = resolved.table, tuple(resolved.key), sync.cursor
         zone = sync.cursor_timezone or _timezone(source)
         copy.execute("SET search_path = ''")

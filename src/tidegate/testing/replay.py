@@ -158,6 +158,8 @@ def _stamp(copy: Connection, table: Table, cursor: str | None, zone: str) -> sql
     kind = cursor_type(table, cursor)
     if kind is None or cursor is None:
         return None
+    if kind is CursorType.XID8:
+        return sql.SQL("pg_current_xact_id()")
     column = column_value(table, cursor)
     row: Any = copy.execute(
         sql.SQL("SELECT max({c}), max({c})::text FROM {s}").format(c=column, s=SAMPLE)

@@ -20,7 +20,7 @@ SELECT j.job_id, j.kind, j.name, j.status, j.attempt_count, j.error_count, j.cra
        CASE WHEN q.claimed_at IS NULL AND q.lock_resource IS NOT NULL THEN (
            SELECT t.job_id FROM {schema}.table_locks t
            WHERE t.resource = q.lock_resource AND t.job_id <> j.job_id) END,
-       now()
+       clock_timestamp()
 FROM {schema}.jobs j
 LEFT JOIN {schema}.job_queue q USING (job_id)
 LEFT JOIN {schema}.workers w ON w.worker_id = q.claimed_by

@@ -38,6 +38,13 @@
 SELECT job_id FROM {schema}.job_queue
 WHERE project = %(project)s AND unique_key = %(unique_key)s
 
+-- name: list_waiting_like
+-- Jobs for the same work that nobody works on, the oldest first.
+SELECT q.job_id FROM {schema}.job_queue q JOIN {schema}.jobs j USING (job_id)
+WHERE q.claimed_at IS NULL AND q.project = %(project)s AND q.kind = %(kind)s
+  AND j.name = %(name)s AND j.payload = %(payload)s
+ORDER BY q.job_id
+
 -- name: beat
 -- Renew lease and lock of each attempt and the worker's own beat; who is left out is not its own
 -- any more.

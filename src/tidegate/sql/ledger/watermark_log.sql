@@ -25,11 +25,14 @@ WHERE pipeline_name = %(pipeline)s AND table_name = %(table)s
 
 -- name: find_carriers
 -- The moves that may have brought a row with this cursor value, the latest first: those that passed
--- it, parts of its tie, and loads that read again what lies below the watermark.
+-- it, parts of its tie, and loads that read again what lies below the watermark. A repair and a
+-- backfill do not move it, and may have brought any row.
 SELECT update_id, attempt_id, moved_at, moved_by, reason, generation, old_watermark, new_watermark
 FROM {schema}.watermark_log l
 WHERE pipeline_name = %(pipeline)s AND table_name = %(table)s
   AND CASE
+        WHEN reason IN ('load repair', 'load backfill') AND update_id IS NOT NULL
+            THEN reason = 'load repair' OR %(value)s::{type} IS NOT NULL
         WHEN reason = 'load nulls' AND update_id IS NOT NULL THEN %(value)s::{type} IS NULL
         WHEN %(value)s::{type} IS NULL THEN reason = 'load full' AND update_id IS NOT NULL
         WHEN reason = 'load full' AND update_id IS NOT NULL

@@ -1,0 +1,184 @@
+"""`/events`: events come in as they are; what they say is looked at later."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from uuid import UUID, uuid4, uuid5
+
+from anyio import to_thread
+from fastapi import APIRouter, Header, Request, Response
+from psycopg.errors import UndefinedTable
+from pydantic import AfterValidator, BaseModel, Field
+
+from tidegate.api import problem_kinds as kinds
+from tidegate.api.answers import answer
+from tidegate.api.documentation import route, shown
+from tidegate.api.event_documents import STATUS_EXAMPLE, ApiEventStatus
+from tidegate.api.problems import Problem, invalid
+from tidegate.api.service import Asker, Served, Service
+from tidegate.api.texts import PLAIN, no_nul
+from tidegate.insight.events import read_status, status_document
+from tidegate.insight.slots import quick_source
+from tidegate.model.access import Scope
+from tidegate.model.event_body import body_text, cut_array, cut_lines, find_id
+from tidegate.model.relation import Relation
+from tidegate.pipeline.event_intake import Taken, take_in
+from tidegate.pipeline.event_tables import ensure_tables
+from tidegate.pipeline.events import find_events, find_raw
+from tidegate.postgres.connect import Connection
+
+router = APIRouter(prefix="/events", tags=["events"])
+LINES = "application/x-ndjson"
+LOCK_MILLISECONDS = 5_000
+_KEYS = UUID("6f1c8d5e-3f0b-5f57-9a53-0f5c1f1b6a10")
+_EVENT = {
+    "event_id": "5b1f7c3e-90ad-4c58-8f0e-2a3b4c5d6e7f",
+    "type": "purchase",
+    "occurred_at": "2026-11-02T03:09:58Z",
+    "account": {"id": "a-4"},
+    "user": {"id": "u-17"},
+    "amount": 19.90,
+    "currency": "EUR",
+}
+_EXAMPLE = {"accepted": 1, "known": 0, "ids": [_EVENT["event_id"]], "differing": []}
+_BODY = {
+    "required": True,
+    "description": "One event, an array of events, or one event a line. What is not JSON is taken "
+    "in as well, and fails later with its reason.",
+    "content": {
+        "application/json": {
+            "schema": {},
+            "examples": {"one": {"value": _EVENT}, "several": {"value": [_EVENT]}},
+        },
+        LINES: {
+            "schema": {"type": "string"},
+            "examples": {"lines": {"value": '{"type": "signup"}\n{"type": "purchase"}\n'}},
+        },
+    },
+}
+Key = Annotated[
+    str | None,
+    AfterValidator(lambda text: text and no_nul(text)),
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=200,
+        description="A text of your own: the ids of the events are made of it and their places in "
+        "the request, so that however often it is sent, each is taken in once.",
+        json_schema_extra=PLAIN,
+    ),
+]
+EventId = Annotated[
+    UUID | None, Header(alias="Event-Id", description="The id of the one event that is sent.")
+]
+
+
+class TakenIn(BaseModel):
+    """What became of the events of a request."""
+
+    accepted: int = Field(description="Events that are new.")
+    known: int = Field(description="Events that had come in before, by their ids.")
+    ids: list[UUID] = Field(description="The ids of all of them, in the order of the request.")
+    differing: list[UUID] = Field(
+        description="Known ones that came with another body now. The first one stays."
+    )
+
+
+@router.post(
+    "",
+    status_code=202,
+    summary="Take events in",
+    description="Nothing in them is looked at but their ids: Event-Id for one event, else "
+    "Idempotency-Key, else a member `event_id` or `id` of the event itself that is a uuid, else a "
+    "new one. When the answer arrives, they are kept.",
+    response_model=TakenIn,
+    **route(
+        Scope.SUBMIT,
+        kinds.REFUSED,
+        changes=True,
+        responses={202: shown("They are kept.", _EXAMPLE)},
+        openapi_extra={"requestBody": _BODY},
+    ),
+)
+async def post_events(
+    request: Request, service: Served, caller: Asker, event_id: EventId = None, key: Key = None
+) -> Response:
+    body = await request.body()
+    lines = request.headers.get("content-type", "").partition(";")[0].strip().lower() == LINES
+
+    def work() -> dict[str, Any]:
+        return _take_in(service, _identified(_cut(body, lines=lines), event_id, key, caller.name))
+
+    document = await to_thread.run_sync(work)
+    # Each event is kept with its time: a line in the audit for every request would say no more.
+    request.state.only_added = True
+    return answer(document, status=202)
+
+
+@router.get(
+    "/status",
+    summary="How events stand: backlog, lag, throughput, failures, views",
+    description="Up to a second old.",
+    response_model=ApiEventStatus,
+    **route(Scope.READ, kinds.REFUSED, responses={200: shown("How they stand.", STATUS_EXAMPLE)}),
+)
+def get_status(request: Request, service: Served) -> Response:
+    since, context = service.kept.changes, service.context
+    found = read_status(context, quick_source(context))
+    return service.keep(request, answer(status_document(found)), since)
+
+
+def _cut(body: bytes, *, lines: bool) -> list[bytes]:
+    """The events of a request; what cannot be cut is one event, which fails later."""
+    if lines:
+        return cut_lines(body)
+    if not body.strip():
+        raise Problem(kinds.MALFORMED, "the body is empty; there is no event in it")
+    pieces = cut_array(body)
+    return [body] if pieces is None else pieces
+
+
+def _identified(
+    bodies: list[bytes], event_id: UUID | None, key: str | None, sender: str
+) -> list[tuple[UUID, str]]:
+    if event_id is not None:
+        if len(bodies) != 1:
+            said = f"the id of one event, and there are {len(bodies):,} in the body"
+            raise invalid([{"field": "Event-Id", "in": "header", "message": said}])
+        return [(event_id, body_text(bodies[0]))]
+    if key is not None:
+        # Two senders may choose the same key; they never mean the same events.
+        space = uuid5(_KEYS, f"{len(sender)}:{sender}{key}")
+        ids = [uuid5(space, str(place)) for place in range(len(bodies))]
+    else:
+        ids = [find_id(body) or uuid4() for body in bodies]
+    return [(one, body_text(body)) for one, body in zip(ids, bodies, strict=True)]
+
+
+def _take_in(service: Service, events: list[tuple[UUID, str]]) -> dict[str, Any]:
+    taken = _keep(service, events)
+    service.count_events(taken.accepted, taken.known)
+    return {
+        "accepted": taken.accepted,
+        "known": taken.known,
+        "ids": [one for one, _ in events],
+        "differing": sorted(taken.differing),
+    }
+
+
+def _keep(service: Service, events: list[tuple[UUID, str]]) -> Taken:
+    # The model is not needed to take events in: it may be wrong while they come.
+    connection_name, raw = find_raw(service.context)
+    with service.context.databases.lease(connection_name) as connection:
+        try:
+            return _insert(connection, raw, events)
+        except UndefinedTable:
+            ensure_tables(connection, find_events(service.context))
+            return _insert(connection, raw, events)
+
+
+def _insert(connection: Connection, raw: Relation, events: list[tuple[UUID, str]]) -> Taken:
+    # Whoever locks the table must not stop the whole service.
+    with connection.transaction():
+        connection.execute(f"SET LOCAL lock_timeout = {LOCK_MILLISECONDS}")
+        return take_in(connection, raw, events)

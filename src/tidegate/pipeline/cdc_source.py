@@ -1,0 +1,204 @@
+"""The life of a slot: made with its first reader, advanced behind its slowest, left by its last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+import psycopg
+
+from tidegate.control.slots import SlotReader, Slots
+from tidegate.errors import DeclarationError, SourceError, TidegateError
+from tidegate.failpoints import reach
+from tidegate.model.slot import Origin
+from tidegate.model.sync import Sync
+from tidegate.model.watermark import Watermark
+from tidegate.pipeline.cdc_obstacles import server_obstacles, table_obstacles, toast_obstacles
+from tidegate.pipeline.cdc_origin import ChangeLog
+from tidegate.pipeline.changed import declaration, refuse_other
+from tidegate.pipeline.context import Context
+from tidegate.pipeline.privileges import Obstacle
+from tidegate.postgres.connect import Connection, first_line
+from tidegate.postgres.databases import CONTROL, label
+from tidegate.sources.copy_point import read_history
+from tidegate.sources.postgres import PostgresSource
+from tidegate.sources.publications import drop_publication
+from tidegate.sources.slots import ServerPosition, Slot, read_position
+
+
+@dataclass(frozen=True, slots=True)
+class CdcSource:
+    """A sync's source of changes, and what the control database knows of it."""
+
+    context: Context
+    sync: Sync
+    source: PostgresSource
+    log: ChangeLog
+
+    @classmethod
+    def of(
+        cls, context: Context, sync: Sync, source: PostgresSource, connection: Connection
+    ) -> CdcSource:
+        log = ChangeLog.of(sync, source, connection, context.control_id())
+        return cls(context, sync, source, log)
+
+    @property
+    def slots(self) -> Slots:
+        return Slots(self.context.plane)
+
+    def declaration(self, origin: Origin | None, columns: object) -> dict[str, object]:
+        """What is remembered with the watermark."""
+        found = declaration(self.sync, self.source, columns)
+        return found if origin is None else found | {"cdc": origin.to_json()}
+
+    def refuse_changed(self, watermark: Watermark) -> None:
+        """Refuse to go on from what another source, cursor or key left, or another way to read."""
+        if watermark.version == 0 or watermark.is_refreshing:
+            return
+        if watermark.value is not None and "cdc" not in (watermark.declaration or {}):
+            raise DeclarationError(
+                f'sync {self.sync.name}: it was loaded without changes = "cdc" so far, and no '
+                "slot has kept what changed since",
+                f"to copy the table and go on by its changes: tidegate run {self.sync.name} "
+                "--full-refresh",
+            )
+        refuse_other(watermark, self.declaration(None, None), self.sync)
+
+    def check(self, watermark: Watermark) -> tuple[Origin, ServerPosition]:
+        """Refuse to go on where changes have been lost."""
+        return self.log.check(watermark, self.read_history)
+
+    def read_history(self, timeline: int) -> str | None:
+        name = self.sync.source.connection
+        return read_history(self.context.databases.conninfo(name), label(name), timeline)
+
+    def start(self, timeout_seconds: float, check_alive: Callable[[], None]) -> Origin:
+        """Slot and publication, made where they are not there; from now on nothing is lost."""
+        log = self.log
+        with log.slot.held(check_alive):
+            state = log.slot.look()
+            usable = log.is_usable(state)
+            copies = 0 if usable else 1
+            refuse_obstacles(
+                self.sync, obstacles(log.connection, self.sync, self.source, slots=1 + copies)
+            )
+            publication = log.publication.make()
+            server = read_position(log.connection)
+            with self.context.databases.lease(CONTROL) as control:
+                self.slots.register(
+                    control,
+                    slot=log.slot.name,
+                    project=self.sync.project,
+                    source=self.sync.source.connection,
+                    system=server.system,
+                    database=log.database,
+                )
+                if usable:
+                    assert state is not None
+                    confirmed = state.confirmed
+                else:
+                    if state is not None:
+                        log.slot.drop()
+                    confirmed = log.slot.make(timeout_seconds)
+                    self.slots.reset(control, log.slot.name, confirmed)
+                reach("slot.made")
+                assert confirmed is not None
+                # Before the copy: meanwhile others must not let the server forget.
+                self.slots.join(control, self._reader(confirmed, None))
+        return log.origin(publication, server)
+
+    def reached(self, lsn: str, read_at: datetime | None, check_alive: Callable[[], None]) -> None:
+        """All up to `lsn` is published: let the server forget what every reader has behind it."""
+        name = self.log.slot.name
+        with self.context.databases.lease(CONTROL) as control:
+            self.slots.move(control, self._reader(lsn, read_at))
+            reach("slot.noted")
+            with self.log.slot.held(check_alive):
+                least = self.slots.least(control, name)
+                if least is not None:
+                    self.log.slot.advance(least, check_alive)
+        reach("slot.advanced")
+
+    def _reader(self, lsn: str, read_at: datetime | None) -> SlotReader:
+        return SlotReader(
+            self.log.slot.name, self.sync.pipeline, self.log.publication.name, lsn, read_at
+        )
+
+
+def obstacles(
+    connection: Connection, sync: Sync, source: PostgresSource, *, slots: int
+) -> list[Obstacle]:
+    """Everything that keeps this sync from being read by its changes."""
+    columns = [column.name for column in source.columns]
+    return [
+        *server_obstacles(connection, slots=slots, senders=1 if slots else 0),
+        *table_obstacles(connection, source.table, source.key, columns),
+        *toast_obstacles(connection, source.table, transformed=sync.transform is not None),
+    ]
+
+
+def refuse_obstacles(sync: Sync, found: list[Obstacle]) -> None:
+    """Refuse with the first of them; the rest is told as well."""
+    if found:
+        more = [f"{one.message} ({one.fix})" for one in found[1:]]
+        message = "; ".join([f"sync {sync.name}: {found[0].message}", *more])
+        raise SourceError(message, found[0].fix)
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What became of a slot that a sync has left; `by_hand` is what nobody could do for us."""
+
+    slot: str
+    publication: str
+    dropped_slot: bool
+    by_hand: str | None = None
+    because: str | None = None
+
+
+def leave_slots(context: Context, control: Connection, pipeline: str) -> list[Left]:
+    """A sync reads no slot any more: its publication goes and, with the last reader, the slot."""
+    slots = Slots(context.plane)
+    found: list[Left] = []
+    readers = slots.read_by(control, pipeline)
+    if not readers:
+        return found
+    project = context.settings.project.name
+    known = {one.slot: one for one in slots.of_project(control, project)}
+    everybody = slots.readers(control, project)
+    for reader in readers:
+        slot = known.get(reader.slot)
+        if slot is None:
+            continue
+        others = [one for one in everybody if one.slot == reader.slot and one.pipeline != pipeline]
+        try:
+            left = _leave(context, control, slots, reader, slot.connection, last=not others)
+        except (TidegateError, psycopg.Error) as error:
+            words = first_line(error) if isinstance(error, psycopg.Error) else str(error)
+            by_hand = f"DROP PUBLICATION {reader.publication}"
+            if not others:
+                by_hand += f"; SELECT pg_drop_replication_slot('{reader.slot}')"
+            left = Left(reader.slot, reader.publication, False, by_hand, words.splitlines()[0])
+        slots.leave(control, reader.slot, pipeline)
+        if not others:
+            slots.forget(control, reader.slot)
+        found.append(left)
+    return found
+
+
+def _leave(
+    context: Context,
+    control: Connection,
+    slots: Slots,
+    reader: SlotReader,
+    connection_name: str,
+    *,
+    last: bool,
+) -> Left:
+    with context.databases.connect(connection_name) as connection:
+        slot = Slot(connection, reader.slot)
+        with slot.held(lambda: None):
+            drop_publication(connection, reader.publication)
+            dropped = slot.drop() if last else False
+    return Left(reader.slot, reader.publication, dropped)

@@ -1,0 +1,325 @@
+"""One attempt at a sync by its changes: a first copy, then whole transactions from the slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from psycopg import errors as pg
+
+from tidegate.destinations.destination import Destination
+from tidegate.errors import SourceError
+from tidegate.failpoints import reach
+from tidegate.model.batch import Batch, BatchKind
+from tidegate.model.cursor import Guarantee
+from tidegate.model.horizon import Horizon
+from tidegate.model.load import LoadPlan, LoadResult
+from tidegate.model.lsn import lsn_value
+from tidegate.model.slot import Origin
+from tidegate.model.sync import Sync
+from tidegate.model.watermark import Watermark
+from tidegate.pipeline.cdc_source import CdcSource
+from tidegate.pipeline.context import Context
+from tidegate.pipeline.course import FINISHES_REFRESH, Attempt, Course, SyncOutcome
+from tidegate.pipeline.first_copy import stage_first_copy
+from tidegate.pipeline.landing import Landed, is_whole, land
+from tidegate.pipeline.load import Load, Prepare
+from tidegate.pipeline.stage import Reading, Staged
+from tidegate.pipeline.stage_landed import stage_landed
+from tidegate.pipeline.sync import refuse_duplicates
+from tidegate.postgres.catalog import database_identity
+from tidegate.postgres.connect import Connection, first_line
+from tidegate.postgres.databases import label
+from tidegate.sources.copy_point import copy_point
+from tidegate.sources.peeking import Peek
+from tidegate.sources.postgres import PostgresSource
+
+# The server keeps its log in files of this size: moving on by less frees nothing.
+_WORTH_BYTES = 16 << 20
+_MORE = 4
+_NO_HORIZON = Horizon(None, Guarantee.EXACT, "a snapshot of the log's own")
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What one look at the slot has landed; `to_the_end` when nothing was left behind it."""
+
+    landed: Landed
+    to_the_end: bool
+
+
+@dataclass(slots=True)
+class CdcWork:
+    """The work of one attempt; `step` is told of every finished load."""
+
+    context: Context
+    sync: Sync
+    source: PostgresSource
+    connection: Connection
+    destination: Destination
+    attempt: Attempt
+    full_refresh: bool = False
+    max_batches: int | None = None
+    step: Callable[[LoadResult], None] = lambda _: None
+    outcome: SyncOutcome = field(default_factory=SyncOutcome)
+    _finishing: bool = False
+    _changes: CdcSource = field(init=False)
+    _origin: Origin | None = None
+
+    def __post_init__(self) -> None:
+        self._changes = CdcSource.of(self.context, self.sync, self.source, self.connection)
+
+    @property
+    def _course(self) -> Course:
+        return Course(self.sync, self.destination, self.attempt, self.outcome, self.max_batches)
+
+    @property
+    def _soft(self) -> bool:
+        return self.sync.is_soft
+
+    def run(self) -> SyncOutcome:
+        """Copy the table if that was never done, then load what changed up to now."""
+        watermark = self._begin()
+        self._changes.refuse_changed(watermark)
+        self.destination.check_present(watermark)
+        if self.full_refresh or watermark.value is None:
+            self._course.follow(self._copy)
+        if not self._course.limit_reached:
+            self._follow_changes()
+        self.outcome.watermark = self._course.watermark()
+        return self.outcome
+
+    def _begin(self) -> Watermark:
+        """As for any sync, a full refresh that was not finished is finished now."""
+        found = self._course.watermark()
+        if not self.full_refresh and found.is_refreshing:
+            self.full_refresh = self._finishing = True
+            return found
+        if not self.full_refresh:
+            return found
+        stored = self.attempt.stored_plan
+        if stored is not None and LoadPlan.from_json(stored).generation == found.generation:
+            # An earlier attempt at this job has begun it; what it copied may even be in.
+            self.full_refresh = found.is_refreshing
+            return found
+        return self._course.begin_refresh(self._declare, None)
+
+    def _declare(self, columns: Any) -> dict[str, Any]:
+        return self._changes.declaration(self._origin, columns)
+
+    # --- the first copy
+
+    def _copy(self) -> bool:
+        """Everything as it was at one point of the log, after which the slot has it all."""
+        self.attempt.check_alive()
+        timeout = self.context.settings.cdc.start_timeout_seconds
+        self._origin = self._changes.start(timeout, self.attempt.check_alive)
+        name = self.sync.source.connection
+        watermark = self._course.watermark()
+        if watermark.version == 0:
+            refuse_duplicates(self.source, self.connection, self.sync.name)
+        with copy_point(
+            self.context.databases.conninfo(name), label(name), self.connection, timeout
+        ) as point:
+            whole = self.source.full_batch(self.connection, _NO_HORIZON)
+            batch = replace(whole, high=point.lsn)
+            reading = Reading(
+                self.context, self.sync, self.source, self.connection, point.snapshot, batch
+            )
+            result = self._load(
+                batch,
+                watermark,
+                partial(
+                    stage_first_copy,
+                    reading,
+                    self.destination,
+                    self.attempt.fence.attempt_id,
+                    self._soft,
+                ),
+            )
+        self._done(
+            replace(result, notes=(*result.notes, FINISHES_REFRESH)) if self._finishing else result
+        )
+        self._changes.reached(point.lsn, None, self.attempt.check_alive)
+        return False
+
+    # --- changes
+
+    def _follow_changes(self) -> None:
+        """What has been committed up to now, in whole transactions."""
+        watermark = self._course.watermark()
+        self._origin, server = self._changes.check(watermark)
+        row = self.connection.execute("SELECT clock_timestamp()").fetchone()
+        assert row is not None
+        now: datetime = row[0]
+        take = self._course.take_stored(self._plan)
+        stored = take(watermark)
+        if stored is not None and (stored.kind is BatchKind.CHANGES or stored.low is not None):
+            self._load_batch(stored, watermark, None, None)
+        self._course.follow(partial(self._load_next, server.lsn, now))
+
+    def _load_next(self, upto: str, now: datetime) -> bool:
+        """Land and load what comes next, up to a point that does not move meanwhile."""
+        self.attempt.check_alive()
+        watermark = self._course.watermark()
+        assert watermark.value is not None
+        if lsn_value(watermark.value) >= lsn_value(upto):
+            self._changes.reached(watermark.value, now, self.attempt.check_alive)
+            return False
+        self._check(watermark)
+        self._course.report("reading", 0)
+        read = self._read(watermark.value, upto)
+        landed = read.landed
+        reach("changes.landed")
+        if landed.changes == 0:
+            return self._pass_over(watermark, read, upto, now)
+        assert landed.high is not None
+        kind = BatchKind.FULL if landed.truncated and not self._soft else BatchKind.CHANGES
+        batch = Batch(
+            kind, watermark.value, landed.high, rows=landed.changes, is_last=read.to_the_end
+        )
+        self._load_batch(batch, watermark, landed, now if read.to_the_end else None)
+        return not read.to_the_end
+
+    def _pass_over(self, watermark: Watermark, read: _Read, upto: str, now: datetime) -> bool:
+        """Nothing of the table changed: move on, or the server keeps its log for nothing."""
+        end = upto if read.to_the_end else read.landed.high
+        assert end is not None
+        assert watermark.value is not None
+        far = lsn_value(end) - lsn_value(watermark.value) >= _WORTH_BYTES
+        if far or not read.to_the_end:
+            self._course.pass_over(watermark, end)
+        else:
+            end = watermark.value
+        self._changes.reached(end, now if read.to_the_end else None, self.attempt.check_alive)
+        return not read.to_the_end
+
+    def _load_batch(
+        self, batch: Batch, watermark: Watermark, landed: Landed | None, read_at: datetime | None
+    ) -> None:
+        result = self._load(batch, watermark, self._stage(batch, landed))
+        self._done(result)
+        assert batch.high is not None
+        self._changes.reached(batch.high, read_at, self.attempt.check_alive)
+
+    def _stage(self, batch: Batch, landed: Landed | None) -> Callable[[Prepare], Staged]:
+        attempt_id = self.attempt.fence.attempt_id
+        assert batch.low is not None
+        low = batch.low
+
+        def stage(prepare: Prepare) -> Staged:
+            nonlocal landed
+            found, landed = landed, None
+            if found is None or not is_whole(found, self.destination, attempt_id):
+                # Of an earlier attempt, or lost in a crash: decoded once more, to the same end.
+                found = self._land(self._peek(batch.high, None), low, batch.high)
+            return stage_landed(
+                found,
+                self.destination,
+                context=self.context,
+                sync=self.sync,
+                source=self.source,
+                connection=self.connection,
+                batch=batch,
+                attempt_id=attempt_id,
+                prepare=prepare,
+                soft=self._soft,
+            )
+
+        return stage
+
+    def _read(self, after: str, upto: str) -> _Read:
+        """Land the next transactions; those that this reader has behind it do not count."""
+        most = self.sync.batch_rows
+        while True:
+            peek = self._peek(upto, most)
+            landed = self._land(peek, after, None)
+            if landed.high is None and peek.was_cut and not landed.more:
+                # The slot waits for a reader that is far behind, and gave what we have already.
+                most *= _MORE
+                continue
+            return _Read(landed, not landed.more and not peek.was_cut)
+
+    def _peek(self, upto: str | None, most: int | None) -> Peek:
+        log = self._changes.log
+        return Peek(
+            self.connection,
+            log.slot.name,
+            log.publication.name,
+            upto,
+            most,
+            self.attempt.check_alive,
+        )
+
+    def _land(self, peek: Peek, after: str, upto: str | None) -> Landed:
+        log = self._changes.log
+        with (
+            self._explained(),
+            log.slot.held(self.attempt.check_alive),
+            closing(iter(peek)) as messages,
+        ):
+            return land(
+                messages,
+                self.destination,
+                self.attempt.fence.attempt_id,
+                slot=log.slot.name,
+                relation=self.source.table.relation,
+                key=self.source.key,
+                columns=[column.name for column in self.source.columns],
+                after=after,
+                upto=upto,
+                batch_rows=self.sync.batch_rows,
+                soft=self._soft,
+            )
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """A slot that was dropped or given up while it was read is told as such."""
+        try:
+            yield
+        except (pg.UndefinedObject, pg.ObjectNotInPrerequisiteState) as error:
+            self._changes.check(self._course.watermark())
+            # Before PostgreSQL 18 a publication must be older than what is decoded.
+            raise SourceError(
+                f"sync {self.sync.name}: slot {self._changes.log.slot.name} cannot be read: "
+                f"{first_line(error)}",
+                "run the other syncs of this source, so that their slot moves on, then this one",
+            ) from None
+
+    def _check(self, watermark: Watermark) -> None:
+        self._origin, _ = self._changes.check(watermark)
+
+    # --- a load
+
+    def _load(
+        self, batch: Batch, watermark: Watermark, stage: Callable[[Prepare], Staged]
+    ) -> LoadResult:
+        plan = self._plan(batch, watermark)
+        self.attempt.store_plan(plan.to_json() | {"final": batch.is_last})
+        reach("batch.planned")
+        self._course.report("staging", batch.rows)
+        load = Load(
+            sync=self.sync,
+            destination=self.destination,
+            attempt=self.attempt,
+            source_names=self.source.table.column_names,
+            cursor_type=None,
+            declare=self._declare,
+            staged=lambda rows: self._course.report("publishing", rows),
+        )
+        result = load.run(stage, plan, watermark)
+        if result.already:
+            self._course.check_moved(plan)
+        return result
+
+    def _done(self, result: LoadResult) -> None:
+        self.outcome.loads.append(result)
+        self.step(result)
+
+    def _plan(self, batch: Batch, watermark: Watermark) -> LoadPlan:
+        identity = f"{database_identity(self.connection)}/{self.sync.source.relation}"
+        return self._course.plan(identity, batch, watermark)

@@ -1,0 +1,170 @@
+"""Folding: of many changes to a row, in order, what is left of them at the end."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tidegate.sources.pgoutput import NULL, Damaged, Field, join_key, split_row
+
+_EIGHT = b"\0\0\0\x08"
+_FALSE, _TRUE = b"\0\0\0\1\0", b"\0\0\0\1\1"
+_head = struct.Struct(">H4sq").pack
+_ENTRY_BYTES = 120
+"""about what an entry costs beside its values"""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A row that is gone, or of which not all is known."""
+
+    fields: list[Field]
+    """None where the value is that of the row `base`, as it was before this chunk"""
+    base: bytes | None = None
+    gone: bool = False
+    deleted_at: int | None = None
+    """soft deletes: when it was deleted; the row stays"""
+
+
+@dataclass(slots=True)
+class Fold:
+    """The changes of one chunk, a row for each key, in the order of their last changes.
+
+    A row of which everything is known is kept as the bytes that are written in the end.
+    """
+
+    key: Sequence[int]
+    """the places of the key's columns"""
+    count: int
+    """of columns"""
+    soft: bool = False
+    size: int = 0
+    """about how many bytes it holds"""
+    entries: dict[bytes, bytes | Change] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def clear(self) -> None:
+        self.entries.clear()
+        self.size = 0
+
+    def insert(self, fields: list[Field]) -> None:
+        """A row that came, or that is told as a whole under the key that it had."""
+        try:
+            body = b"".join(fields)  # type: ignore[arg-type]
+        except TypeError:
+            raise Damaged("a new row with a value that was not sent") from None
+        key = fields[self.key[0]] if len(self.key) == 1 else join_key(fields, self.key)
+        assert key is not None
+        entries = self.entries
+        # What is put back goes to the end: keys may be equal though their texts are not.
+        entries.pop(key, None)
+        entries[key] = body
+        self.size += len(body) + _ENTRY_BYTES
+
+    def update(self, fields: list[Field], old: list[Field] | None, *, whole: bool, at: int) -> None:
+        """A row that was changed, `old` being its key before, or all of it if `whole`."""
+        if old is not None:
+            for place in range(self.count) if whole else self.key:
+                if fields[place] is None:
+                    fields[place] = old[place]
+        before = join_key(fields if old is None else old, self.key)
+        base: bytes | None = None
+        if None in fields:
+            fields, base = self._fill(fields, before)
+        key = join_key(fields, self.key)
+        if key != before:
+            self._remove(before, old if whole else None, at)
+        if None in fields:
+            self._keep(key, Change(fields, base))
+        else:
+            self.insert(fields)
+
+    def delete(self, old: list[Field], *, whole: bool, at: int) -> None:
+        """A row that went, `old` being its key, or all of it if `whole`."""
+        self._remove(join_key(old, self.key), old if whole else None, at)
+
+    def _keep(self, key: bytes, change: Change) -> None:
+        self.entries.pop(key, None)
+        self.entries[key] = change
+        self.size += sum(len(one) for one in change.fields if one) + 2 * _ENTRY_BYTES
+
+    def _fill(self, fields: list[Field], before: bytes) -> tuple[list[Field], bytes | None]:
+        """What was not sent, from what the row was, as far as that is known here; and the row
+        that the rest is to be taken from."""
+        known = self.entries.get(before)
+        if known is None or (isinstance(known, Change) and known.gone):
+            return fields, before
+        was = split_row(known, self.count) if isinstance(known, bytes) else known.fields
+        filled = [old if new is None else new for new, old in zip(fields, was, strict=True)]
+        return filled, None if isinstance(known, bytes) else known.base
+
+    def _remove(self, key: bytes, old: list[Field] | None, at: int) -> None:
+        known = self.entries.pop(key, None)
+        fields: list[Field]
+        base: bytes | None = None
+        if not self.soft:
+            fields = self._key_fields(key, NULL)
+        elif isinstance(known, bytes):
+            fields = split_row(known, self.count)
+        elif known is not None:
+            fields, base = known.fields, known.base
+        elif old is not None and None not in old:
+            fields = old
+        else:
+            fields, base = self._key_fields(key, None), key
+        gone, deleted_at = not self.soft, at if self.soft else None
+        self._keep(key, Change(fields, base, gone, deleted_at))
+
+    def _key_fields(self, key: bytes, other: Field) -> list[Field]:
+        fields: list[Field] = [other] * self.count
+        for place, part in zip(self.key, split_row(key, len(self.key)), strict=True):
+            fields[place] = part
+        return fields
+
+
+@dataclass(slots=True)
+class Rows:
+    """The rows of a fold as a binary COPY takes them, each with a number that rises."""
+
+    fold: Fold
+    ordinals: Sequence[int]
+    """the places that the columns have in the landing table"""
+    first: int
+    """the number of the first row"""
+    unfilled: bool = False
+    deletes: bool = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        key_columns = len(self.fold.key)
+        width = 3 + key_columns + self.fold.count
+        soft = self.fold.soft
+        tail = (NULL if soft else _FALSE) + NULL + NULL * key_columns
+        for number, entry in enumerate(self.fold.entries.values(), self.first):
+            if isinstance(entry, bytes):
+                yield _head(width, _EIGHT, number) + tail + entry
+                continue
+            flag = _TRUE if entry.gone else _FALSE
+            if soft:
+                flag = NULL if entry.deleted_at is None else _number(entry.deleted_at)
+            self.deletes = self.deletes or entry.gone
+            mask, base = NULL, NULL * key_columns
+            fields = [NULL if one is None else one for one in entry.fields]
+            if entry.base is not None and None in entry.fields:
+                self.unfilled = True
+                mask, base = self._mask(entry.fields), entry.base
+            yield _head(width, _EIGHT, number) + flag + mask + base + b"".join(fields)
+
+    def _mask(self, fields: Sequence[Field]) -> bytes:
+        """A text with a 1 at the place of each column that is to be filled."""
+        marks = bytearray(b"0" * (max(self.ordinals) + 1))
+        for place, one in zip(self.ordinals, fields, strict=True):
+            if one is None:
+                marks[place] = 49
+        return struct.pack(">I", len(marks)) + marks
+
+
+def _number(value: int) -> bytes:
+    return struct.pack(">4sq", _EIGHT, value)

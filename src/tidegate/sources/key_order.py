@@ -1,0 +1,113 @@
+"""The rows of a source in the order of their key: compared, cut into batches, shared out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from tidegate.errors import SourceError
+from tidegate.model.column import Table
+from tidegate.postgres.connect import Connection
+from tidegate.postgres.identifiers import column_list
+
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyOrder:
+    """A key of a table, and what stands behind FROM when its rows are read."""
+
+    table: Table
+    names: tuple[str, ...]
+    relation: sql.Composable
+
+    def compare(self, operator: str, values: Key) -> sql.Composed:
+        """Whether a row's key lies so beside these values, given as text."""
+        literals = []
+        for name, text in zip(self.names, values, strict=True):
+            column = self.table.column(name)
+            assert column is not None
+            literals.append(sql.SQL("{}::{}").format(sql.Literal(text), sql.SQL(column.type)))
+        return sql.SQL("({}) {} ({})").format(
+            column_list(self.names), sql.SQL(operator), sql.SQL(", ").join(literals)
+        )
+
+    def cut(
+        self, connection: Connection, where: sql.Composable, after: Key | None, size: int
+    ) -> tuple[int, Key | None]:
+        """The next `size` rows: how many there are, and the last key if more follow."""
+        self._refuse_nulls(connection, where)
+        if after is not None:
+            where = sql.SQL("{} AND {}").format(where, self.compare(">", after))
+        rows = connection.execute(
+            sql.SQL(
+                "WITH seen AS (SELECT row_number() OVER (ORDER BY {key}) AS n, {key}"
+                " FROM {relation} WHERE {where} ORDER BY {key} LIMIT {limit})"
+                " SELECT n, {texts} FROM seen WHERE n >= {size} OR n = (SELECT max(n) FROM seen)"
+                " ORDER BY n"
+            ).format(
+                key=column_list(self.names),
+                relation=self.relation,
+                where=where,
+                limit=sql.Literal(size + 1),
+                size=sql.Literal(size),
+                texts=self._texts,
+            )
+        ).fetchall()
+        if len(rows) < 2:
+            return (rows[0][0] if rows else 0), None
+        return int(rows[0][0]), tuple(str(part) for part in rows[0][1:])
+
+    def slices(
+        self, connection: Connection, where: sql.Composable, rows: int, wanted: int
+    ) -> list[sql.Composable]:
+        """Conditions that share these rows out evenly."""
+        places = {rows * step // wanted for step in range(1, wanted)} - {0}
+        found = connection.execute(
+            sql.SQL(
+                "SELECT {texts} FROM (SELECT row_number() OVER (ORDER BY {key}) AS n, {key}"
+                " FROM {relation} WHERE {where}) s WHERE n = ANY({places}) ORDER BY n"
+            ).format(
+                texts=self._texts,
+                key=column_list(self.names),
+                relation=self.relation,
+                where=where,
+                places=sql.Literal(sorted(places)),
+            )
+        )
+        bounds = [tuple(str(part) for part in row) for row in found]
+        slices: list[sql.Composable] = []
+        for low, high in zip([None, *bounds], [*bounds, None], strict=True):
+            parts: list[sql.Composable] = [where]
+            parts += [] if low is None else [self.compare(">", low)]
+            parts += [] if high is None else [self.compare("<=", high)]
+            slices.append(sql.SQL(" AND ").join(parts))
+        return slices
+
+    @property
+    def _texts(self) -> sql.Composed:
+        return sql.SQL(", ").join(
+            sql.SQL("{}::text").format(sql.Identifier(name)) for name in self.names
+        )
+
+    def _refuse_nulls(self, connection: Connection, where: sql.Composable) -> None:
+        """A comparison by key passes over rows without one, so they must not be there."""
+        columns = [self.table.column(name) for name in self.names]
+        nullable = [column.name for column in columns if column and not column.not_null]
+        if not nullable:
+            return
+        missing = sql.SQL(" OR ").join(
+            sql.SQL("{} IS NULL").format(sql.Identifier(name)) for name in nullable
+        )
+        row = connection.execute(
+            sql.SQL("SELECT count(*) FROM {} WHERE {} AND ({})").format(
+                self.relation, where, missing
+            )
+        ).fetchone()
+        if row and row[0]:
+            raise SourceError(
+                f"{row[0]} rows of {self.table.relation} have no value in their key "
+                f"({', '.join(self.names)})",
+                "choose a key that every row has",
+            )
