@@ -249,10 +249,16 @@ def test_a_sync_that_was_loaded_otherwise_begins_with_a_copy(make_project: MakeP
     file.write_text(text.replace('cursor = "id"\n', ""))
     place.source.execute("DELETE FROM orders WHERE id = 3")
     with place.open(project.context.spark) as again:
-        with pytest.raises(DeclarationError, match="its cursor was id and is now none"):
+        with pytest.raises(DeclarationError, match='loaded without changes = "cdc" so far'):
             again.run("orders")
         again.run("orders", full_refresh=True)
     assert_equal(place.source, place.target)
+    file.write_text(file.read_text().replace('changes = "cdc"', 'changes = "snapshot"'))
+    with (
+        place.open(project.context.spark) as back,
+        pytest.raises(DeclarationError, match="its changes was cdc and is now snapshot"),
+    ):
+        back.run("orders")
 
 
 @pytest.mark.parametrize(
