@@ -43,7 +43,7 @@ class TidegateQueue:
 
     def empty(self) -> None:
         tables = ", ".join(f"{self._plane.schema}.{table}" for table in _TABLES)
-        self.connection.execute(f"TRUNCATE {tables}")
+        self.connection.execute(f"TRUNCATE {tables} CASCADE")
 
     def enqueue(self, count: int) -> float:
         requests = [REQUEST] * count
