@@ -39,12 +39,15 @@ LAKE_RUN_SECONDS = 4.0
 TRIES = 12
 
 
-def kill_once(scene: Scene, rng: random.Random, points: tuple[str, ...]) -> bool:
-    """One run, killed at a moment or at a point; False when it got through."""
-    if rng.random() < 0.5:
+def kill_once(scene: Scene, rng: random.Random, points: tuple[str, ...], *, soon: bool) -> bool:
+    """One run, killed at a moment or at a point; False when it got through.
+
+    With `soon` at a point, the first time that it is reached.
+    """
+    if not soon and rng.random() < 0.5:
         seconds = LAKE_RUN_SECONDS if scene.lake else RUN_SECONDS
         return kill_after(scene.start(), rng.uniform(0.02, seconds))
-    point = f"{rng.choice(points)}@{rng.choice([1, 1, 2])}"
+    point = f"{rng.choice(points)}@{1 if soon else rng.choice([1, 1, 2])}"
     ended = scene.start(failpoint=f"{point}=kill").wait()
     assert ended.code in (0, -signal.SIGKILL), ended
     return ended.code != 0
@@ -78,7 +81,8 @@ def work_and_compare(make_scene: MakeScene, seed: int) -> None:
         while kills < KILLS and tries < TRIES:
             tries += 1
             workload.write(STEPS)
-            kills += kill_once(scene, rng, POINTS_OF_CDC if cdc else POINTS)
+            soon = not kills and tries > TRIES // 2
+            kills += kill_once(scene, rng, POINTS_OF_CDC if cdc else POINTS, soon=soon)
             if kills >= KILLS // 2:
                 workload.add_column()
     assert kills, "no run was killed"
