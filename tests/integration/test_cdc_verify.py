@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from integration.cdc_places import FILL, ORDERS, orders_sync, rows
+from integration.cdc_places import FILL, ORDERS, orders_sync, rows, slot_of
 from integration.conftest import MakePlace, MakeProject, Place
 from integration.filled_lakes import lake_place
-from tidegate.errors import BusyError, DeclarationError
+from tidegate.errors import BusyError, ChangesLost, DeclarationError
 from tidegate.model.explanation import Reason
 from tidegate.model.verification import Verdict
 from tidegate.pipeline.cdc_waiting import send_waiting
@@ -90,6 +90,15 @@ def test_a_run_that_publishes_meanwhile_does_not_look_like_a_difference(
     assert ran
     assert found.verdict is Verdict.EQUAL
     assert found.not_yet_loaded == 0
+
+
+def test_changes_that_are_lost_are_told_as_such(make_project: MakeProject) -> None:
+    project, place = started(make_project)
+    place.source.execute(*WAITING)
+    name, _ = slot_of(place.source)
+    place.source.execute(f"SELECT pg_replication_slot_advance('{name}', pg_current_wal_lsn())")
+    with pytest.raises(ChangesLost, match="there is a gap"):
+        project.verify("orders")
 
 
 def test_a_truncate_that_waits_leaves_nothing_to_compare(make_project: MakeProject) -> None:

@@ -30,6 +30,7 @@ from tidegate.model.sync import Sync
 from tidegate.model.verification import Verdict, Verification
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.bags import compare_bags
+from tidegate.pipeline.cdc_source import CdcSource
 from tidegate.pipeline.cdc_waiting import Moved, send_waiting
 from tidegate.pipeline.changed import refuse_changed
 from tidegate.pipeline.comparable import check_comparable
@@ -74,7 +75,18 @@ def verify_sync(context: Context, sync: Sync, examine: Examine = only_compare) -
                 return _Verifying(sessions, sync, examine).verify()
     except psycopg.Error as error:
         raise translate(error, f"verifying {sync.name}") from error
+    refuse_lost(context, sync)
     raise BusyError(f"{sync.target} is being loaded all the while", "verify again when it is quiet")
+
+
+def refuse_lost(context: Context, sync: Sync) -> None:
+    """A slot that stays ahead of the target has lost what lies between; ChangesLost says how."""
+    with Sessions(context) as sessions:
+        connection = sessions.source(sync.source.connection)
+        source = resolve_source(connection, sync)
+        target = sessions.target(sync.target.connection)
+        watermark = _Verifying(sessions, sync, only_compare).watermark(target)
+        CdcSource.of(context, sync, source, connection).check(watermark)
 
 
 @dataclass(slots=True)
@@ -91,7 +103,7 @@ class _Verifying:
         view = None
         if self.sessions.context.is_lake(sync.target.connection):
             view = look(self.sessions.context, sync, target)
-        watermark = self._watermark(target) if view is None else view.watermark
+        watermark = self.watermark(target) if view is None else view.watermark
         if watermark.version == 0 and not self._last_result():
             return Verification(
                 sync.name,
@@ -147,7 +159,7 @@ class _Verifying:
     ) -> Compared:
         sync = self.sync
         with target_snapshot(target):
-            watermark = self._watermark(target)
+            watermark = self.watermark(target)
             table = describe_table(target, sync.target.relation)
             assert table is not None
             shape = passthrough_shape(target, source)
@@ -217,7 +229,7 @@ class _Verifying:
         now = source.fingerprint(connection, Batch(BatchKind.FULL))
         return Since.NOTHING if before.get("fingerprint") == now else Since.CHANGED
 
-    def _watermark(self, target: Connection) -> Watermark:
+    def watermark(self, target: Connection) -> Watermark:
         ledger = self.sessions.context.ledger(self.sync.target.connection)
         return Watermarks(ledger).get(target, self.sync.pipeline, str(self.sync.target.relation))
 
