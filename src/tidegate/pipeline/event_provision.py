@@ -21,7 +21,7 @@ from tidegate.postgres.identifiers import qualified, statement
 
 # Of a larger backlog the second phase finds the months that are missing.
 _MOST_EVENTS = 500_000
-_IMPATIENT = "SET lock_timeout = '5s'"
+_DETACH_TIMEOUT = "5s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def _detach(connection: Connection, events: Events, step: _Step) -> bool:
     assert step.part is not None
     how = sql.SQL("FINALIZE" if step.leaving else "CONCURRENTLY")
     part = qualified(Relation(facts.schema, step.part))
-    connection.execute(_IMPATIENT)
+    connection.execute(f"SET lock_timeout = '{_DETACH_TIMEOUT}'")
     try:
         connection.execute(
             sql.SQL("ALTER TABLE {} DETACH PARTITION {} {}").format(qualified(facts), part, how)

@@ -20,7 +20,7 @@ from tidegate.postgres.connect import Connection, first_line, session_lost, tran
 from tidegate.postgres.identifiers import qualified, statement
 
 # Only another who changes the view is waited for; whoever reads it is not.
-_PATIENT = "SET LOCAL lock_timeout = '60s'"
+_LOCK_TIMEOUT = "60s"
 REFRESHED = "refreshed"
 UNCHANGED = "unchanged"
 FAILED = "failed"
@@ -105,7 +105,7 @@ def _fill(
     replaced = standing.exists and standing.definition != definition_of(view)
     made = event_view.fill_next(connection, view) if replaced else None
     with connection.transaction():
-        connection.execute(_PATIENT)
+        connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
         if made is not None:
             event_view.swap(connection, view, made)
         elif not standing.exists:
