@@ -56,6 +56,7 @@ def check_sync(name: str, payload: dict[str, Any]) -> None:
     """Refuse a payload that no run of a sync could have."""
     payload_text(name, payload, "target")
     payload_flag(name, payload, "full_refresh")
+    payload_flag(name, payload, "allow_removal")
     most = payload.get("max_batches")
     if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
         raise UsageError(
@@ -78,6 +79,7 @@ def check_task(name: str, payload: dict[str, Any]) -> None:
     """Refuse a payload that no run of a task could have."""
     payload_text(name, payload, "task")
     payload_text(name, payload, "update_id")
+    payload_flag(name, payload, "allow_removal")
     if not isinstance(payload.get("parameters"), dict):
         raise UsageError(
             f"the job {name} is malformed: its payload holds no parameters",
@@ -102,6 +104,7 @@ def _work_sync(context: Context, find_sync: FindSync, claimed: Claimed) -> bool:
     options = RunOptions(
         full_refresh=payload_flag(claim.name, claim.payload, "full_refresh"),
         max_batches=claim.payload.get("max_batches"),
+        allow_removal=payload_flag(claim.name, claim.payload, "allow_removal"),
     )
     report = Runner(context, claimed.heartbeat).work(sync, claimed, options)
     return report.status == "done"

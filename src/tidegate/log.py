@@ -14,18 +14,25 @@ import structlog
 from structlog.typing import EventDict, WrappedLogger
 
 LOGGER = "tidegate"
+logged_with = structlog.contextvars.bound_contextvars
+"""within it every line says this too"""
 _line = structlog.processors.KeyValueRenderer(key_order=["event"])
 
 
 def _render(logger: WrappedLogger, method: str, event: EventDict) -> tuple[Any, dict[str, Any]]:
-    """One line per event; the exception is left to the handlers."""
+    """One line per event; the exception is left to the handlers, as are its parts."""
     exception = event.pop("exc_info", None)
-    return (_line(logger, method, event),), {"exc_info": exception}
+    parts = {"tidegate": dict(event)}
+    return (_line(logger, method, event),), {"exc_info": exception, "extra": parts}
 
 
 log: structlog.stdlib.BoundLogger = structlog.wrap_logger(
     logging.getLogger(LOGGER),
-    processors=[structlog.stdlib.filter_by_level, _render],
+    processors=[
+        structlog.stdlib.filter_by_level,
+        structlog.contextvars.merge_contextvars,
+        _render,
+    ],
     wrapper_class=structlog.stdlib.BoundLogger,
     context_class=dict,
     cache_logger_on_first_use=False,

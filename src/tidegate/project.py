@@ -36,7 +36,7 @@ from tidegate.model.job import EVENT, SYNC, TASK, VACUUM, Submitted
 from tidegate.model.load import LoadResult
 from tidegate.model.publish import Publish, PublishReport
 from tidegate.model.relation import Endpoint, Relation
-from tidegate.model.rules import Check, Duplicates, Mode, Rules
+from tidegate.model.rules import Check, Duplicates, Mode, RemovalLimit, Rules
 from tidegate.model.scheduled import Scheduled
 from tidegate.model.sync import Sync
 from tidegate.model.task import Step, Task, TaskRun
@@ -57,18 +57,20 @@ from tidegate.runtime.event_jobs import prepare_events, scheduled_events
 from tidegate.runtime.event_runner import EventOptions, EventReport, EventRunner
 from tidegate.runtime.heartbeat import Heartbeat
 from tidegate.runtime.hold import hold_table
+from tidegate.runtime.loop import Loop
 from tidegate.runtime.many import ManyReport, SyncEnd, run_many
-from tidegate.runtime.notifier import Notifier, NotifyLoop
+from tidegate.runtime.notifier import Notifier
 from tidegate.runtime.policy_loop import PolicyKeeper
 from tidegate.runtime.publisher import Publisher
-from tidegate.runtime.refreshing import RefreshLoop
+from tidegate.runtime.reclaim import ADOPT
+from tidegate.runtime.refreshing import Refresher
 from tidegate.runtime.repairing import COMMAND, repair_sync
 from tidegate.runtime.runner import Runner, RunOptions, RunReport
 from tidegate.runtime.scheduled_syncs import prepare_syncs
 from tidegate.runtime.scheduled_tasks import prepare_tasks
-from tidegate.runtime.scheduler import ScheduleLoop, Scheduler
+from tidegate.runtime.scheduler import Scheduler
 from tidegate.runtime.submitting import QueueOptions, submit_sync
-from tidegate.runtime.sweeper import Sweeper, SweepLoop
+from tidegate.runtime.sweeper import Sweeper
 from tidegate.runtime.task_graph_run import GraphReport, GraphRun, StepEnd
 from tidegate.runtime.task_submitting import QueuedStep, step_requests, submit_graph
 from tidegate.runtime.worker import Worker, WorkerOptions
@@ -183,12 +185,13 @@ class Project:
         name: str | Sync,
         *,
         full_refresh: bool = False,
+        allow_removal: bool = False,
         max_batches: int | None = None,
         take_over: bool = False,
         step: Callable[[Sync, LoadResult], None] | None = None,
     ) -> RunReport:
         """Run a sync to its horizon, here and now; `group.table` for one table of a group."""
-        options = RunOptions(full_refresh, max_batches, take_over)
+        options = RunOptions(full_refresh, max_batches, take_over, allow_removal)
         if isinstance(name, str) and name in self.groups:
             raise UsageError(
                 f"{name} is a group of tables",
@@ -249,6 +252,7 @@ class Project:
         names: Sequence[str | Sync] | None = None,
         *,
         full_refresh: bool = False,
+        allow_removal: bool = False,
         max_batches: int | None = None,
         take_over: bool = False,
         concurrency: int | None = None,
@@ -264,7 +268,7 @@ class Project:
         return run_many(
             self.context,
             chosen,
-            RunOptions(full_refresh, max_batches, take_over),
+            RunOptions(full_refresh, max_batches, take_over, allow_removal),
             concurrency=concurrency or self.settings.worker.concurrency,
             step=step,
             ended=ended,
@@ -276,6 +280,7 @@ class Project:
         name: str | Sync,
         *,
         full_refresh: bool = False,
+        allow_removal: bool = False,
         priority: int = 0,
         at: datetime | None = None,
         delay: str | float = 0.0,
@@ -291,7 +296,7 @@ class Project:
         submitted = submit_sync(
             self.context,
             sync,
-            RunOptions(full_refresh),
+            RunOptions(full_refresh, allow_removal=allow_removal),
             order,
             actor=f"{user_name()} (tidegate run --queue)",
         )
@@ -340,10 +345,12 @@ class Project:
         after_sql: str | Sequence[str] | None = None,
         partitions: int | None = None,
         wait: str | float | None = None,
+        allow_removal: bool = False,
     ) -> PublishReport:
         """Put the rows of a DataFrame into a table, once; see `tidegate.publish`."""
         given = {name: value for name, value in locals().items() if name not in ("self", "df")}
         frame, values = require_frame(df), read_publish(given)
+        share = 1.0 if values.allow_removal else self.settings.safety.max_removed
         publish = Publish(
             target=Endpoint.parse(values.target),
             update_id=values.update_id,
@@ -356,6 +363,7 @@ class Project:
                 after_sql=values.after_sql,
                 checks=tuple(Check(*one) for one in values.checks.items()),
                 reject_limit=values.reject_limit,
+                removal=RemovalLimit.of(share, "publish it with allow_removal=True"),
             ),
             partitions=values.partitions,
         )
@@ -369,7 +377,7 @@ class Project:
 
     def connect(self, connection: str) -> Connection:
         """A session on one of the project's databases, for work of your own."""
-        return self.context.databases.connect(connection)
+        return self.context.databases.connect(connection, own_path=True)
 
     def marker(self, target: str, *, update_id: str) -> Marker:
         """The marker of a load of your own: `exists()` before it, `touch(connection)` in it."""
@@ -412,10 +420,10 @@ class Project:
             sync.target,
             request,
             result=result,
-            command="tidegate adopt",
+            command=ADOPT,
             take_over=take_over,
         ) as held:
-            return record_adoption(self.context, sync, found, held.fence)
+            return record_adoption(self.context, sync, found, held.fence, take_over=take_over)
 
     def why(self, target: str, /, *, run_transform: bool = False, **key: object) -> Explanation:
         """Why the row with this key is as it is: `project.why("warehouse:raw.orders", id=42)`."""
@@ -440,13 +448,15 @@ class Project:
             known = known | {one.name: one for one in found if one.refused is None}
         return find_sync(known, target)
 
-    def verify(self, name: str | Sync, *, repair: bool = False) -> Verification:
+    def verify(
+        self, name: str | Sync, *, repair: bool = False, allow_removal: bool = False
+    ) -> Verification:
         """Compare a sync's source and target; `repair` loads again what differs."""
         sync = name if isinstance(name, Sync) else self.sync(name)
         if not repair:
             return verify_sync(self.context, sync)
         with open_heartbeat(self.context, COMMAND) as heartbeat:
-            return repair_sync(self.context, sync, heartbeat)
+            return repair_sync(self.context, sync, heartbeat, allow_removal=allow_removal)
 
     def backfill(
         self, name: str | Sync, *, low: str, high: str, chunk: str | None = None
@@ -526,8 +536,8 @@ class Project:
         handlers = handlers_of(self.context, self.sync, kinds, find_tasks=lambda: self.tasks)
         return Worker(self.context, handlers, options)
 
-    def sweep_loop(self, actor: str) -> SweepLoop:
-        """What takes back the jobs of dead workers, for as long as it runs."""
+    def sweeper(self, actor: str) -> Sweeper:
+        """What takes back the jobs of dead workers."""
 
         def targets() -> list[Endpoint]:
             found = [one.target for one in self._all().values() if isinstance(one, Sync)]
@@ -537,8 +547,7 @@ class Project:
                 found.append(Endpoint(events.connection, Relation.parse(events.raw_table)))
             return found
 
-        sweeper = Sweeper(self.context, actor=actor, targets=targets)
-        return SweepLoop(sweeper, self.context, self.settings.worker.sweep_seconds)
+        return Sweeper(self.context, actor=actor, targets=targets)
 
     @property
     def scheduled(self) -> list[Scheduled]:
@@ -546,8 +555,8 @@ class Project:
         declared = scheduled_syncs(self.declared) + scheduled_tasks(self.tasks.values())
         return declared + scheduled_events(self.context)
 
-    def schedule_loop(self, actor: str) -> ScheduleLoop:
-        """What queues the syncs and tasks that have a schedule, for as long as it runs."""
+    def scheduler(self, actor: str) -> Scheduler:
+        """What queues the syncs and tasks that have a schedule."""
         prepare = {
             SYNC: prepare_syncs(self.context, lambda name: self.expand([name])),
             TASK: prepare_tasks(
@@ -555,18 +564,17 @@ class Project:
             ),
             EVENT: prepare_events(self.context),
         }
-        scheduler = Scheduler(self.context, self.scheduled, prepare, actor=actor)
-        return ScheduleLoop(scheduler, self.context, self.settings.scheduler.poll_seconds)
+        return Scheduler(self.context, self.scheduled, prepare, actor=actor)
 
-    def refresh_loop(self) -> RefreshLoop:
-        """What keeps the table cache up to date and queues automatic maintenance; it does nothing
-        where the project has no lake."""
-        return RefreshLoop(self.context, PolicyKeeper(self.context).run_once)
-
-    def notify_loop(self) -> NotifyLoop:
-        """What tells people of failures, for as long as it runs."""
-        notifier = Notifier(self.context)
-        return NotifyLoop(notifier, self.context, self.settings.worker.sweep_seconds)
+    def loops(self, actor: str) -> list[Loop]:
+        """What looks after a project beside its workers: it sweeps and tells people of failures;
+        where there is a lake it keeps the table cache up to date and follows policy."""
+        found = [self.sweeper(actor).loop(), Notifier(self.context).loop()]
+        refresher = Refresher(self.context)
+        if refresher.lakes:
+            policy = PolicyKeeper(self.context).loop()
+            found += [refresher.loop(then=policy.wake), policy]
+        return found
 
     def close(self) -> None:
         """Stop Spark if this project started it, and close its sessions."""
@@ -609,6 +617,7 @@ def publish(
     after_sql: str | Sequence[str] | None = None,
     partitions: int | None = None,
     wait: str | float | None = None,
+    allow_removal: bool = False,
 ) -> PublishReport:
     """Put the rows of a DataFrame into a table, once: the whole publish in one line of any job.
 

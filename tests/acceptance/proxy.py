@@ -60,6 +60,9 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
+        # A thread that waits in accept keeps the port open.
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _accept(self) -> None:
@@ -184,6 +187,9 @@ class SilentProxy:
             self._swallowing = False
 
     def close(self) -> None:
+        # A thread that waits in accept keeps the port open.
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _accept(self) -> None:

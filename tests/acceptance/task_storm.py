@@ -290,7 +290,7 @@ def _acting(needed: list[str]) -> int:
 def _pause_all(queue: Queue, storm: Storm) -> list[str]:
     """Every schedule is behind and paused, as if nobody had been there since its first day."""
     with queue.opened() as project, project.context.plane.connect() as control:
-        project.schedule_loop("test").scheduler.run_once(control)
+        project.scheduler("test").run_once(control)
         schedules = Schedules(project.context.plane, project.name)
         names = [one.name for one in schedules.list(control)]
         assert len(names) == storm.waves

@@ -283,7 +283,7 @@ def has_plan(scene: Scene, job_id: UUID) -> bool:
 def sweep(queue: Queue) -> int:
     """One sweep; returns how many cancels it ended."""
     with queue.opened() as project, project.context.plane.connect() as control:
-        return project.sweep_loop("test").sweeper.run_once(control).cancelled
+        return project.sweeper("test").run_once(control).cancelled
 
 
 def forget_patience(scene: Scene, job_id: UUID) -> None:

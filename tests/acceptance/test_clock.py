@@ -150,7 +150,7 @@ def hours_off(log: str) -> float:
 
 def sweep(queue: Queue) -> int:
     with queue.opened() as project, project.context.plane.connect() as control:
-        return project.sweep_loop("test").sweeper.run_once(control).reclaimed
+        return project.sweeper("test").run_once(control).reclaimed
 
 
 def lease_left(scene: Scene, job_id: UUID) -> float:

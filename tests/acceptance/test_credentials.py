@@ -14,6 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 from acceptance.processes import Process, until
 
 PASSWORD = "s3cret-of-this-test"
+KEY = "key: of=this #test"
 
 
 def make_reader(database: str) -> dict[str, str]:
@@ -63,10 +64,13 @@ def test_a_service_and_a_password_file_are_enough_and_the_password_is_never_seen
         '[project]\nname = "credentials"\ncontrol = "${TARGET}"\n'
         '[connections]\nshop = "service=shop"\nwarehouse = "${TARGET}"\n'
         '[spark]\nmaster = "local[1]"\n'
+        f'[spark.conf]\n"spark.hadoop.fs.s3a.secret.key" = "{KEY}"\n'
         '[sync.orders]\nsource = "shop:public.orders"\ntarget = "warehouse:raw.orders"\n'
         'cursor = "updated_at"\n'
     )
     flag = tmp_path / "staged"
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
     process = Process(
         [sys.executable, "-m", "tidegate.cli.main", "run", "orders", "-C", str(tmp_path)],
         tmp_path / "run",
@@ -74,12 +78,14 @@ def test_a_service_and_a_password_file_are_enough_and_the_password_is_never_seen
             "PGSERVICEFILE": str(tmp_path / "services"),
             "PGPASSFILE": str(passwords),
             "TARGET": target,
+            "TMPDIR": str(scratch),
             "TIDEGATE_FAILPOINT": f"stage.done=wait:{flag}",
         },
     )
     try:
         until(lambda: flag.exists() or not process.alive, "the rows to be staged")
         shown = command_lines(process.pid)
+        spilled = [one.stat().st_mode & 0o777 for one in scratch.glob("tidegate-spark-*")]
         flag.unlink(missing_ok=True)
         ended = process.wait()
     finally:
@@ -90,6 +96,13 @@ def test_a_service_and_a_password_file_are_enough_and_the_password_is_never_seen
     said = shown + ended.out + ended.err
     logs = "".join(file.read_text() for file in (tmp_path / ".tidegate" / "logs").iterdir())
     assert PASSWORD not in said + logs
+    assert KEY not in shown
+    assert "spark.hadoop" not in shown
+    assert "spark.authenticate" not in shown
+    assert not list((tmp_path / ".tidegate" / "spark").glob("tmp*.properties"))
+    # What Spark spills nobody else can read, and it is gone with the process.
+    assert spilled == [0o700]
+    assert not list(scratch.glob("tidegate-spark-*"))
     with psycopg.connect(target) as connection:
         row = connection.execute("SELECT count(*) FROM raw.orders").fetchone()
         assert row == (10,)

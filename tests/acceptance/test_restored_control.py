@@ -165,7 +165,7 @@ def test_a_process_from_before_the_restore_cannot_publish(
         assert after.nothing
     else:
         with queue.opened() as project, project.context.plane.connect() as control:
-            assert project.sweep_loop("test").sweeper.run_once(control).reclaimed == 1
+            assert project.sweeper("test").run_once(control).reclaimed == 1
         after = published(scene)
         assert after.nothing
     assert token_seen(scene) > seen

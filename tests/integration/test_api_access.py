@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
+from datetime import datetime
 
 import httpx
 import pytest
@@ -54,7 +56,14 @@ def test_without_tokens_this_machine_may_everything(client: httpx.Client) -> Non
         {"Host": ""},
         {"Host": "["},
         {"X-Forwarded-For": "203.0.113.7"},
+        {"X-Forwarded-Proto": "https"},
+        {"X-Forwarded-Anything": "x"},
         {"Forwarded": "for=203.0.113.7"},
+        {"Via": "1.1 proxy"},
+        {"X-Real-IP": "203.0.113.7"},
+        {"CF-Connecting-IP": "203.0.113.7"},
+        {"True-Client-IP": "203.0.113.7"},
+        {"X-Envoy-External-Address": "203.0.113.7"},
         {"Origin": "https://evil.example"},
         {"Origin": "null"},
         {"Sec-Fetch-Site": "cross-site"},
@@ -68,6 +77,22 @@ def test_without_tokens_no_other_site_or_proxy_is_served(
     answer = client.put("/drain", json={"draining": True}, headers=headers)
     problem(answer, 403, "loopback-only")
     assert client.get("/drain").json()["draining"] is False
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET /jobs HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n", 400),
+        (b"GET /jobs HTTP/1.0\r\nHost: localhost\r\n\r\n", 403),
+    ],
+)
+def test_without_tokens_a_second_host_and_an_old_proxy_are_refused(
+    client: httpx.Client, sent: bytes, status: int
+) -> None:
+    assert client.base_url.port is not None
+    with socket.create_connection((client.base_url.host, client.base_url.port), 10) as wire:
+        wire.sendall(sent)
+        assert wire.recv(1000).startswith(b"HTTP/1.1 %d " % status)
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1", "[::1]:8787"])
@@ -136,23 +161,29 @@ def test_a_wrong_token_is_refused_even_where_there_is_none(client: httpx.Client)
 
 @pytest.mark.parametrize(
     ("scope", "allowed"),
-    [(Scope.READ, 1), (Scope.SUBMIT, 2), (Scope.ADMIN, 4)],
+    [
+        (Scope.EVENTS, [True, False, False, False, False, False]),
+        (Scope.READ, [False, True, True, False, False, False]),
+        (Scope.SUBMIT, [True, True, True, True, False, False]),
+        (Scope.ADMIN, [True] * 6),
+    ],
 )
-def test_each_scope_allows_what_those_before_it_do(
-    project: Project, client: httpx.Client, scope: Scope, allowed: int
+def test_each_scope_allows_what_it_says(
+    project: Project, client: httpx.Client, scope: Scope, allowed: list[bool]
 ) -> None:
     token = make_token(project, scope.value, scope)
     requests = [
+        client.post("/events", json={}, headers=token),
+        client.get("/metrics", headers=token),
         client.get("/jobs", headers=token),
         client.post(f"/jobs/{UNKNOWN}/cancel", headers=token),
         client.put("/drain", json={"draining": False}, headers=token),
         client.get("/audit", headers=token),
     ]
-    passed = [one.status_code != 403 for one in requests]
-    assert passed == [True] * allowed + [False] * (4 - allowed)
-    for one in requests[allowed:]:
-        found = problem(one, 403, "forbidden")
-        assert found["needed"] in ("submit", "admin")
+    assert [one.status_code != 403 for one in requests] == allowed
+    for one in requests:
+        if one.status_code == 403:
+            assert problem(one, 403, "forbidden")["needed"] in list(Scope)
 
 
 def test_a_refusal_for_want_of_scope_is_in_the_audit(
@@ -160,7 +191,11 @@ def test_a_refusal_for_want_of_scope_is_in_the_audit(
 ) -> None:
     reader, admin = make_token(project, "r", Scope.READ), make_token(project, "a", Scope.ADMIN)
     client.put("/drain", json={"draining": True}, headers=reader)
-    line = client.get("/audit", headers=admin).json()["lines"][0]
+    # It is written when the answer is on its way.
+    deadline = time.monotonic() + 10
+    while not (lines := client.get("/audit", headers=admin).json()["lines"]):
+        assert time.monotonic() < deadline
+    line = lines[0]
     assert (line["actor"], line["action"], line["outcome"]) == (
         "token r (HTTP)",
         "PUT /drain",
@@ -190,6 +225,54 @@ def test_a_revoked_token_changes_nothing_any_more_and_soon_reads_nothing(
     answer = client.put("/drain", json={"draining": True}, headers=token)
     problem(answer, 401, "unauthorized")
     wait_for(client, 401, token)
+
+
+def test_revoking_the_last_token_opens_nothing_and_opening_takes_a_command(
+    place: Place, project: Project, client: httpx.Client
+) -> None:
+    assert client.get("/jobs").status_code == 200
+    make_token(project, "only", Scope.ADMIN)
+    refused = tidegate(place.folder, "token", "open", "--yes")
+    assert refused.code == USAGE
+    assert "revoke" in refused.err
+    revoked = tidegate(place.folder, "token", "revoke", "only")
+    assert "tidegate token open --yes" in revoked.out
+    problem(client.put("/drain", json={"draining": True}), 401, "unauthorized")
+    wait_for(client, 401)
+    bound = tidegate(place.folder, "token", "open")
+    assert (bound.code, "--yes" in bound.err) == (USAGE, True)
+    opened = tidegate(place.folder, "token", "open", "--yes", "--json")
+    assert opened.document == {"project": "shop", "forgotten": 1}
+    wait_for(client, 200)
+    assert client.put("/drain", json={"draining": False}).status_code == 200
+    assert [one["action"] for one in client.get("/audit").json()["lines"]][:2] == [
+        "PUT /drain",
+        "token open",
+    ]
+
+
+def test_a_token_ends_after_ninety_days_unless_said_otherwise(place: Place) -> None:
+    for arguments, days in (([], 90), (["--expires", "30d"], 30), (["--expires", "never"], None)):
+        made = tidegate(place.folder, "token", "create", f"t{days}", *arguments, "--json").document
+        if days is None:
+            assert made["expires_at"] is None
+            continue
+        lasts = datetime.fromisoformat(made["expires_at"]) - datetime.fromisoformat(
+            made["created_at"]
+        )
+        assert lasts.days == days
+
+
+def test_old_lines_of_the_audit_are_forgotten(place: Place, project: Project) -> None:
+    place.control.execute(
+        "INSERT INTO tidegate_control.access_audit (project, at, actor, action, outcome)"
+        " SELECT 'shop', now() - days * interval '1 day', 'a', days::text, 'o'"
+        " FROM unnest(ARRAY[1, 364, 366, 900]) AS days"
+    )
+    with project.context.plane.connect() as control:
+        project.sweeper("w").run_once(control, tidy=True)
+    left = place.control.execute("SELECT action FROM tidegate_control.access_audit ORDER BY id")
+    assert left == [("1",), ("364",)]
 
 
 def test_when_a_token_is_used_is_noted_once_a_minute(
@@ -240,7 +323,7 @@ def test_tokens_are_made_listed_and_revoked_by_name(place: Place) -> None:
     assert again.code == USAGE
     assert "token revoke ci" in again.err
     revoked = tidegate(place.folder, "token", "revoke", "ci")
-    assert "the last one" in revoked.out
+    assert "the last good one" in revoked.out
     assert tidegate(place.folder, "token", "revoke", "ci").code == USAGE
     assert tidegate(place.folder, "token", "create", "ci").code == DONE
     states = [one["state"] for one in tidegate(place.folder, "token", "list", "--json").document]

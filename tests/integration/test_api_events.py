@@ -305,7 +305,7 @@ def test_a_database_that_is_away_is_said_and_the_rest_is_served(make_place: Make
 def test_a_table_that_somebody_locks_is_not_waited_for_without_end(
     place: Place, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidegate.api.events.LOCK_MILLISECONDS", 200)
+    monkeypatch.setattr("tidegate.api.door.LOCK_SECONDS", 0.2)
     with place.target.connect() as other, other.transaction():
         other.execute("LOCK TABLE raw_events IN ACCESS EXCLUSIVE MODE")
         problem(client.post("/events", json={}), 503, "database-unavailable")
@@ -421,3 +421,16 @@ def test_names_of_tables_are_never_part_of_a_statement(make_place: MakePlace) ->
         with project.context.databases.lease("warehouse") as connection:
             assert copy_in(connection, raw, [(uuid4(), "{}", None)]) == 1
     assert place.target.value(f"SELECT count(*) FROM {raw}") == 2
+
+
+def test_who_sent_an_event_is_kept_with_it(
+    place: Place, project: Project, client: httpx.Client
+) -> None:
+    """Also where the table is from a time when that was not so."""
+    client.post("/events", json={"a": 1})
+    place.target.execute("ALTER TABLE raw_events DROP COLUMN sender")
+    client.post("/events", json={"a": 2})
+    token = make_token(project, "web", Scope.EVENTS)
+    assert client.post("/events", json={"a": 3}, headers=token).status_code == 202
+    rows = place.target.execute("SELECT sender FROM raw_events ORDER BY received_at")
+    assert rows == [(None,), ("loopback",), ("web",)]

@@ -6,9 +6,11 @@ import json
 import os
 import signal
 import socket
+import ssl
+import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +27,21 @@ from tidegate.postgres.embedded import EmbeddedServer
 
 
 @contextmanager
-def served(folder: Path, *arguments: str) -> Iterator[tuple[Forked, dict[str, Any]]]:
+def served(
+    folder: Path, *arguments: str, log: Path | None = None
+) -> Iterator[tuple[Forked, dict[str, Any]]]:
     """A process that serves, and what it said when it began to."""
     ours, theirs = os.pipe()
     quiet = os.open(os.devnull, os.O_RDWR)
+    errors = os.dup(quiet) if log is None else os.open(log, os.O_WRONLY | os.O_CREAT)
     process = Forked(
         ["tidegate", "serve", "--port", "0", "--json", *arguments],
-        (quiet, theirs, quiet),
+        (quiet, theirs, errors),
         os.environ,
         folder,
     )
-    os.close(theirs)
-    os.close(quiet)
+    for one in (theirs, quiet, errors):
+        os.close(one)
     try:
         with os.fdopen(ours) as said:
             text = ""
@@ -129,6 +134,48 @@ def test_with_a_token_another_address_is_bound(make_place: MakePlace) -> None:
             problem(client.get("/jobs"), 401, "unauthorized")
             headers = {"Authorization": f"Bearer {text}", "Host": "tidegate.example"}
             assert client.get("/jobs", headers=headers).status_code == 200
+
+
+def test_it_speaks_tls_and_logs_requests_as_json(make_place: MakePlace, tmp_path: Path) -> None:
+    place = make_place(serve={"log": "json", "max_connections": 10})
+    cert, key, log = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "log"
+    make = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2"
+        f" -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1 -keyout {key} -out {cert}"
+    )
+    subprocess.run(make.split(), check=True, capture_output=True)
+    refused = tidegate(place.folder, "serve", "--tls-cert", str(tmp_path / "none.pem"))
+    assert (refused.code, "none.pem" in refused.err) == (2, True)
+    trusted = ssl.create_default_context(cafile=str(cert))
+    arguments = ["--tls-cert", str(cert), "--tls-key", str(key)]
+    with served(place.folder, *arguments, log=log) as (_, said), ExitStack() as silent:
+        assert said["address"].startswith("https://")
+        host, port = address_of(said["address"])
+        # Nobody of these ever begins a handshake; each has a place, as the others do.
+        wires = [
+            silent.enter_context(socket.create_connection((host, port), 10)) for _ in range(10)
+        ]
+        time.sleep(0.3)
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{said['address']}/healthz", verify=trusted)
+        for one in wires:
+            one.close()
+        given = {"X-Request-Id": "mine-1"}
+        with httpx.Client(base_url=said["address"], verify=trusted) as client:
+            deadline = time.monotonic() + 10
+            while True:
+                try:
+                    answer = client.get("/jobs", headers=given)
+                    break
+                except httpx.TransportError:
+                    assert time.monotonic() < deadline
+            assert (answer.status_code, answer.headers["x-request-id"]) == (200, "mine-1")
+            other = client.get("/nowhere", headers={"X-Request-Id": "not good\x7f"})
+            assert len(other.headers["x-request-id"]) == 32
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    (line,) = [one for one in lines if one.get("request_id") == "mine-1"]
+    assert (line["event"], line["path"], line["status"]) == ("request", "/jobs", 200)
+    assert line["actor"] == "loopback (HTTP)"
 
 
 def test_a_database_that_is_down_is_said_as_such_and_all_is_well_when_it_is_back(

@@ -94,7 +94,7 @@ def test_one_run_is_told_whole_with_its_events(bench: Bench, client: httpx.Clien
     assert found["traceback"].endswith("RuntimeError: the disk is full\n")
     events = client.get(f"/tasks/{listed['id']}/events").json()["events"]
     assert [one["event"] for one in events] == ["pending", "started", "failed"]
-    assert events[-1]["detail"] == {"error": "the disk is full"}
+    assert events[-1]["detail"] == {"error": "RuntimeError: the disk is full"}
 
 
 def test_what_a_run_cost_spark_is_told_with_it(bench: Bench, client: httpx.Client) -> None:

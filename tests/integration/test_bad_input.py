@@ -89,7 +89,7 @@ ORDERS = {"source": "shop:public.orders", "target": "warehouse:raw.orders", "cur
         ),
         ({"lookback": 5}, 2, ["lookback = 5 for a cursor of time", 'lookback = "10 minutes"']),
         ({"target": "shop:public.orders"}, 2, ["source and target are the same table"]),
-        ({"key": ["name"]}, 2, ["the key (name) of public.orders is not unique: (n) occurs 2"]),
+        ({"key": ["name"]}, 2, ["the key (name) of public.orders is not unique: one occurs 2"]),
         ({"target": "warehouse:a.b.c"}, 2, ["'a.b.c' is not a table name"]),
         ({"target": f"warehouse:{'x' * 64}"}, 2, ["longer than 63 bytes"]),
     ],

@@ -182,7 +182,8 @@ def test_doctor_says_what_keeps_tables_from_telling_their_changes(
     make_place: MakePlace,
 ) -> None:
     place = make_place(orders_sync(), {**ITEMS, "key": ["id"]}, databases=2)
-    place.source.execute(ORDERS, "CREATE TABLE items (id int, name text)")
+    items_table = "CREATE TABLE items (id int NOT NULL UNIQUE, name text)"
+    place.source.execute(ORDERS, items_table)
     found = examination(place)
     checks = {one.name: one for one in found.checks}
     assert checks['connection "shop": changes'].level is Level.OK
@@ -190,7 +191,7 @@ def test_doctor_says_what_keeps_tables_from_telling_their_changes(
     items = checks['connection "shop": changes: public.items']
     assert items.level is Level.FAIL
     assert "no replica identity" in items.found
-    assert "REPLICA IDENTITY FULL" in (items.fix or "")
+    assert "REPLICA IDENTITY USING INDEX" in (items.fix or "")
     limit = checks['connection "shop": changes: limit']
     assert limit.level is Level.WARN
     assert slots_in(place) == []

@@ -36,7 +36,7 @@ def refused(project: Project, said: str) -> None:
 
 def comes_back(project: Project, place: Place) -> None:
     """The way back that every error names leads back."""
-    project.run("orders", full_refresh=True)
+    project.run("orders", full_refresh=True, allow_removal=True)
     assert rows(place.target, "raw.orders") == rows(place.source, "orders")
     place.source.execute("DELETE FROM orders WHERE id = 2", "INSERT INTO orders VALUES (900, 9)")
     report = project.run("orders")

@@ -289,7 +289,9 @@ def test_a_table_without_identity_is_refused_before_it_is_published(
     place.source.execute("UPDATE orders SET v = 'mine'")
     assert place.source.execute("SELECT pubname FROM pg_publication") == []
 
-    place.source.execute("ALTER TABLE orders REPLICA IDENTITY FULL")
+    place.source.execute(
+        "ALTER TABLE orders ALTER id SET NOT NULL, ADD UNIQUE (id), REPLICA IDENTITY FULL"
+    )
     project.run("orders")
     place.source.execute("UPDATE orders SET v = 'told'", "INSERT INTO orders VALUES (2)")
     project.run("orders")

@@ -12,7 +12,7 @@ import pytest
 from conftest import FAST
 from integration.commands import DONE, FAILED, USAGE, Done, tidegate
 from integration.conftest import MakePlace, Place
-from tidegate.postgres.embedded import EmbeddedServer
+from tidegate.postgres.embedded import ROLE, EmbeddedServer
 
 SECRET = "s3cr:t/%'pa ss"
 QUOTED = "s3cr%3At%2F%25%27pa%20ss"
@@ -37,7 +37,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("home") / "it's a shop & more"
     folder.mkdir()
     (folder / "tidegate.toml").write_text(PROJECT)
-    server = EmbeddedServer(folder / ".tidegate" / "postgres", FAST)
+    server = EmbeddedServer(folder / ".tidegate" / "postgres", FAST, role=ROLE)
     server.start()
     yield folder
     server.stop("immediate")

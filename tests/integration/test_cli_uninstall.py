@@ -313,7 +313,7 @@ def test_what_hangs_on_our_tables_keeps_them(place: Place) -> None:
     place.target.execute("CREATE VIEW public.progress AS SELECT * FROM tidegate.etl_state")
     refused = uninstall(place, "--yes")
     assert refused.code == FAILED
-    assert "view progress depends on table tidegate.etl_state" in refused.err
+    assert "view public.progress depends on table tidegate.etl_state" in refused.err
     assert recorded(place) == ALL
 
 

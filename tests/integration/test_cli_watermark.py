@@ -226,8 +226,8 @@ def test_the_list_has_what_undeclared_syncs_left_but_not_other_projects(place: P
     watermarks = Watermarks(project.context.ledger("warehouse"))
     with place.target.connect() as session:
         watermarks.ensure(session, "shop.gone", "raw.gone", "date")
-        watermarks.ensure(session, "shop.eu.orders", "raw.orders", "date")
-        watermarks.ensure(session, "shopping.orders", "raw.orders", "date")
+        watermarks.ensure(session, "shop.eu.orders", "raw.eu_orders", "date")
+        watermarks.ensure(session, "shopping.orders", "raw.theirs", "date")
     listed = watermark(place, "list", "--json").document
     assert [(one["sync"], one["declared"]) for one in listed] == [
         ("orders", True),

@@ -97,7 +97,7 @@ def test_what_a_deleted_row_holds_beside_its_key_need_not_fit_the_target(
     columns = (
         StagedColumn("id", "text", "integer"),
         StagedColumn("size", "text", "numeric(4,1)", not_null=True),
-        StagedColumn("mood", "text", "mood"),
+        StagedColumn("mood", "text", "public.mood"),
         StagedColumn("c", "text", "bigint"),
     )
     harness = PostgresHarness(database, replace(SHAPE, columns=columns), Rules(mode=mode))

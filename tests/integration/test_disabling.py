@@ -150,7 +150,7 @@ def test_of_a_group_the_table_that_fails_is_left_out_and_the_others_go_on(
     with open_clockwork(place) as clockwork:
         project, control = clockwork.project, clockwork.control
         states = TaskStates(project.context.plane, project.name)
-        scheduler = project.schedule_loop("test").scheduler
+        scheduler = project.scheduler("test")
 
         def tick(minutes: int) -> set[str]:
             """The tables that are queued for it; jobs of the bad one fail, the others are done."""
@@ -198,7 +198,7 @@ def test_a_run_of_a_task_that_fails_too_often_is_disabled_and_its_other_runs_go_
     place = make_place(pipelines=PIPELINES, scheduler=limits)
     with place.open() as project:
         project.context.control_id()
-        scheduler = project.schedule_loop("test").scheduler
+        scheduler = project.scheduler("test")
         with project.context.plane.connect() as control:
             scheduler.run_once(control, datetime(2026, 5, 1, 12, tzinfo=UTC))
             found = []

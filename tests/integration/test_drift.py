@@ -229,14 +229,18 @@ def test_a_value_that_the_targets_enum_lacks_is_named(database: Database, rules:
     shape = columns("id integer, m text, c bigint")
     shape = replace(
         shape,
-        columns=(shape.columns[0], replace(shape.columns[1], target_type="mood"), shape.columns[2]),
+        columns=(
+            shape.columns[0],
+            replace(shape.columns[1], target_type="public.mood"),
+            shape.columns[2],
+        ),
     )
     target = Target(PostgresHarness(database, shape, rules))
     load(target.harness, (1, "good", 1), (2, None, 1))
     with pytest.raises(DriftRefused) as raised:
         load(target.harness, (3, "so'so", 2))
     assert "column m of the rows for raw.orders" in str(raised.value)
-    assert "ALTER TYPE mood ADD VALUE 'so''so'" in str(raised.value)
+    assert "ALTER TYPE public.mood ADD VALUE 'so''so'" in str(raised.value)
     assert target.rows("id") == [(1,), (2,)]
     database.execute("ALTER TYPE mood ADD VALUE 'so''so'")
     load(target.harness, (3, "so'so", 2))

@@ -98,8 +98,6 @@ def test_widening_that_examines_every_row_counts_as_slow(
         ("integer", "text"),
         ("bigint", "double precision"),
         ("integer", "real"),
-        ("timestamp without time zone", "timestamp with time zone"),
-        ("date", "timestamp with time zone"),
         ("numeric(10,2)", "numeric(10,4)"),
         ("text", "jsonb"),
     ],
@@ -113,6 +111,31 @@ def test_an_incompatible_type_is_refused_with_both_types_and_a_way_out(
     assert f"column v was {old} and is {new} now" in said
     assert f'ALTER COLUMN "v" TYPE {new} USING "v"::{new}' in said
     assert "exclude_columns" in said
+
+
+MOMENT, NO_ZONE = "timestamp with time zone", "timestamp without time zone"
+
+
+def test_a_zone_that_nobody_declared_is_not_assumed(database: Database) -> None:
+    """Whether the column changed since the last load, or the target was made otherwise."""
+    for old, new, using in [
+        (NO_ZONE, MOMENT, f"(\"v\" AT TIME ZONE '…')::{MOMENT}"),
+        ("date", MOMENT, f"(\"v\"::timestamp AT TIME ZONE '…')::{MOMENT}"),
+        (MOMENT, NO_ZONE, f"(\"v\" AT TIME ZONE '…')::{NO_ZONE}"),
+        (f"timestamp(3){MOMENT[9:]}", NO_ZONE, f"(\"v\" AT TIME ZONE '…')::{NO_ZONE}"),
+        (MOMENT, "date", "(\"v\" AT TIME ZONE '…')::date"),
+        (f"time{MOMENT[9:]}", f"time{NO_ZONE[9:]}", f"(\"v\" AT TIME ZONE '…')::time{NO_ZONE[9:]}"),
+    ]:
+        before, after = (columns(f"id integer, v {kind}, c bigint") for kind in (old, new))
+        target = Target(PostgresHarness(database, before))
+        for rules in (EVOLVE, FREEZE):
+            said = target.refused(after, rules)
+            assert f"column v was {old} and is {new} now" in said
+            assert f'ALTER COLUMN "v" TYPE {new} USING {using}' in said
+        target.record(after)
+        said = target.refused(after, EVOLVE)
+        assert f"its column v is {old}, the rows have {new}, and no time zone is declared" in said
+        assert f'ALTER COLUMN "v" TYPE {new} USING {using}' in said
 
 
 @pytest.mark.parametrize(

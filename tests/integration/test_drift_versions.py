@@ -79,4 +79,4 @@ class TestVersions:
         target.harness.database.execute(f"CREATE VIEW over AS SELECT n FROM {target.harness.table}")
         said = target.refused(columns("id integer, name text, n bigint, c bigint"), EVOLVE)
         assert "other objects depend on it" in said
-        assert "view over depends on view" in said
+        assert "view public.over depends on view" in said

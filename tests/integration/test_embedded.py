@@ -18,7 +18,7 @@ import pytest
 from conftest import FAST, MakeDatabase
 from tidegate.errors import ConnectionFailed
 from tidegate.postgres import server_log
-from tidegate.postgres.embedded import EmbeddedServer
+from tidegate.postgres.embedded import ROLE, EmbeddedServer
 from tidegate.postgres.postmaster import is_alive
 from tidegate.project import Project
 
@@ -344,6 +344,30 @@ def test_folders_that_only_their_owner_may_enter_stay_as_they_are(
     owner = (server.directory / "data").stat().st_uid
     assert owner != 0
     assert os.geteuid() in (0, owner)
+    # Nothing of root's: a superuser of the server could read whatever a capability opens.
+    pid = (server.directory / "data" / "postmaster.pid").read_text().split()[0]
+    status = Path("/proc", pid, "status").read_text()
+    held = dict(line.split() for line in status.splitlines() if line.startswith("Cap"))
+    for name in ("CapInh:", "CapPrm:", "CapEff:", "CapAmb:"):
+        assert int(held[name], 16) == 0
+
+
+def test_sessions_of_a_project_are_no_superuser(own: EmbeddedServer) -> None:
+    as_project = EmbeddedServer(own.directory, FAST, role=ROLE)
+    as_project.ensure_database("shop")
+    assert as_project.password() != own.password()
+    with psycopg.connect(as_project.conninfo("shop"), autocommit=True) as session:
+        found = session.execute(
+            "SELECT current_user::text, rolsuper, datdba::regrole::text, rolreplication"
+            " FROM pg_roles, pg_database WHERE rolname = current_user AND datname = 'shop'"
+        ).fetchone()
+        assert found == (ROLE, False, ROLE, True)
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            session.execute("COPY (SELECT 1) TO PROGRAM 'cat'")
+    # A server that was made before there was such a role.
+    lines = own.passfile.read_text().splitlines()
+    own.passfile.write_text(lines[0] + "\n")
+    assert as_project.conninfo() == own.conninfo()
 
 
 def test_binaries_hidden_by_a_strict_umask_can_be_run(

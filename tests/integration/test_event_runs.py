@@ -104,7 +104,7 @@ def test_what_a_dead_instance_staged_is_swept(place: Place, project: Project) ->
 
 def _tidy(project: Project) -> None:
     with project.context.plane.connect() as control:
-        project.sweep_loop("test").sweeper.run_once(control, tidy=True)
+        project.sweeper("test").run_once(control, tidy=True)
 
 
 def test_a_month_that_comes_between_the_phases_is_made_at_once(
@@ -209,7 +209,7 @@ def test_a_tick_queues_the_three_phases_once_and_a_worker_does_them_in_order(
     totals = generate(project, 200)
     project.context.control_id()
     assert [one.name for one in project.scheduled] == ["events.run"]
-    scheduler = project.schedule_loop("test").scheduler
+    scheduler = project.scheduler("test")
     with project.context.plane.connect() as control:
         clock = Schedules(project.context.plane, project.name).clock(control)
         assert scheduler.run_once(control, clock) == Scheduling()

@@ -81,7 +81,7 @@ def test_a_failure_is_kept_with_its_error_and_traceback(bench: Bench) -> None:
     with pytest.raises(RuntimeError, match="disk is full"):
         bench.work(break_down)
     (task,) = bench.tasks()
-    assert (task.status, task.error) == (TaskStatus.FAILED, "the disk is full")
+    assert (task.status, task.error) == (TaskStatus.FAILED, "RuntimeError: the disk is full")
     assert task.traceback is not None
     assert "in break_down" in task.traceback
     assert task.traceback.endswith("RuntimeError: the disk is full\n")

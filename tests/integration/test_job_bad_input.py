@@ -117,7 +117,7 @@ def test_a_malformed_job_whose_worker_died_is_swept_and_can_be_cancelled(
     with place.open() as project, project.context.plane.connect() as control:
         answer = cancel_job(project.context, control, cancelled, actor="test")
         assert answer.status == "cancelled"
-        assert project.sweep_loop("test").sweeper.run_once(control).reclaimed == 1
+        assert project.sweeper("test").run_once(control).reclaimed == 1
     assert state(place, cancelled)[0] == "cancelled"
     assert state(place, swept)[0] == "pending"
 

@@ -25,6 +25,8 @@ from tidegate.model.job import Claim, Ending, JobStatus, LockAt, Submitted
 from tidegate.postgres.connect import Connection
 from tidegate.postgres.embedded import EmbeddedServer
 
+# Only the model lets a lease run out, however slow the machine is.
+LEASE = 3600.0
 ENDS = [JobStatus.DONE, JobStatus.FAILED, JobStatus.CANCELLED]
 ANY = st.integers(0, 999)
 SESSIONS = st.integers(0, 1)
@@ -165,7 +167,7 @@ class Machine(RuleBasedStateMachine):
     def claim(self, on: int, worker: int, limit: int) -> None:
         worker_id = self.some_worker(worker)
         expected = self.model.ready(limit)
-        found = self.store.claim(limit, worker_id=worker_id, session=self.both[on])
+        found = self.store.claim(limit, worker_id=worker_id, lease=LEASE, session=self.both[on])
         assert [one.job_id for one in found] == expected
         # Fences order attempts that follow one another. Jobs claimed together
         # are different jobs: their fences are above all earlier ones, in any order.
@@ -177,7 +179,7 @@ class Machine(RuleBasedStateMachine):
     def claim_by_id(self, on: int, worker: int, which: int) -> None:
         worker_id, job = self.some_worker(worker), self.job(which)
         expected = self.model.may_claim(job)
-        found = self.store.jobs.claim(self.both[on], worker_id, job.job_id, lease_seconds=60)
+        found = self.store.jobs.claim(self.both[on], worker_id, job.job_id, lease_seconds=LEASE)
         assert (found is not None) is expected
         if found is not None:
             self.started(found, worker_id)
@@ -192,7 +194,7 @@ class Machine(RuleBasedStateMachine):
     def beat(self, on: int, which: list[int]) -> None:
         claims = list({one.attempt_id: one for one in map(self.claim_of, which)}.values())
         current = [one for one in claims if self.model.is_current(one)]
-        mine = self.store.jobs.beat(self.both[on], "any", claims, 60)
+        mine = self.store.jobs.beat(self.both[on], "any", claims, LEASE)
         assert mine == {one.attempt_id for one in current}
         for one in current:
             self.model.jobs[one.job_id].lease_over = False

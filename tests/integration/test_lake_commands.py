@@ -277,6 +277,9 @@ def test_projects_that_share_a_catalog_keep_what_is_recorded_of_their_own(
             place.folder, "watermark", "set", "orders", "2026-01-01 00:03+00", "--reason", "x"
         )
         assert done.code == DONE, done
+    same = lake_place(make_place, ORDERS, lake=REST, name="third", beside=mine)
+    done = tidegate(same.folder, "watermark", "set", "orders", "2026-01-01", "--reason", "x")
+    assert (done.code, "raw.orders is loaded by shop.orders" in done.err) == (USAGE, True), done
     note(mine, "load-1", {"pipeline": "shop.orders"})
     note(mine, "load-2", {"pipeline": "other.orders"})
     done = tidegate(mine.folder, "db", "uninstall", "lake", "--yes", "--json")

@@ -185,3 +185,24 @@ def test_a_session_of_the_catalog_that_is_ended_in_its_commit_has_committed_noth
     load_until_done(harness)
     assert database.value("SELECT last_value FROM commits") >= number
     assert_in_once(harness)
+
+
+def test_a_session_that_is_lost_after_main_has_moved_is_no_error(
+    database: Database, tmp_path: Path, warm_spark: SparkSessions
+) -> None:
+    lake = make_lake(database, tmp_path, warm_spark)
+    harness = LakeHarness(lake, lake_shape(key="", unique=False), Rules(mode=Mode.APPEND))
+    # The first time it is a trial, before the rows are in.
+    database.execute(
+        "CREATE SEQUENCE moves",
+        "CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS"
+        " 'BEGIN IF nextval(''public.moves'') = 2 THEN"
+        " PERFORM pg_terminate_backend(pg_backend_pid()); END IF; RETURN NEW; END'",
+        f"CREATE TRIGGER die BEFORE UPDATE ON {lake.schema}.etl_state"
+        " FOR EACH ROW EXECUTE FUNCTION die()",
+    )
+    fence = harness.attempt()
+    writes = harness.stage(fence, ROWS)
+    harness.publish(fence, writes, Batch(BatchKind.RANGE, None, "2"), update_id="u")
+    assert database.value("SELECT last_value FROM moves") == 3
+    assert_in_once(harness)

@@ -18,10 +18,14 @@ from integration.destination_conformance import (
     MergeConformance,
     ProtocolConformance,
     RowsConformance,
+    load,
 )
-from integration.lake_harness import Lake, LakeHarness, make_lake, maker
+from integration.lake_harness import Lake, LakeHarness, lake_shape, make_lake, maker
+from tidegate.destinations import lake_publishing
+from tidegate.errors import RemovalRefused
 from tidegate.lake.files import arrow_schema, write_file
-from tidegate.model.rules import Mode
+from tidegate.model.batch import Batch, BatchKind
+from tidegate.model.rules import Mode, RemovalLimit, Rules
 from tidegate.spark.session import SparkSessions
 
 
@@ -55,6 +59,30 @@ def test_what_a_task_writes_after_its_job_has_failed_is_swept_unless_none_can(
     assert harness.sweep(fence) == 0
     assert harness.sweep() == (0 if ended else 1)
     assert harness.staged_tables() == (1 if ended else 0)
+
+
+@pytest.mark.parametrize("races", [3, 0], ids=["branch", "main"])
+@pytest.mark.parametrize(("mode", "key"), [(Mode.MERGE, "id"), (Mode.REPLACE, "")])
+def test_a_load_of_everything_that_removes_more_than_a_half_changes_nothing(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, mode: Mode, key: str, races: int
+) -> None:
+    rules = Rules(mode=mode, removal=RemovalLimit(0.5, "allow it"))
+    harness = LakeHarness(lake, lake_shape(key=key, unique=bool(key)), rules)
+    load(harness, *((n, "a", 1) for n in range(200)))
+    monkeypatch.setattr(lake_publishing, "_RACES", races)
+    before, markers, files = harness.rows(), harness.markers(), harness.staged_tables()
+    with pytest.raises(RemovalRefused, match="200 of the 200 rows"):
+        harness.publish(harness.attempt(), (), Batch(BatchKind.FULL, None, "10"))
+    fence = harness.attempt()
+    writes = harness.stage(fence, [(n, "b", 1) for n in range(99)])
+    with pytest.raises(RemovalRefused, match="101 of the 200 rows"):
+        harness.publish(fence, writes, Batch(BatchKind.FULL, None, "10"))
+    harness.discard(fence)
+    assert (harness.rows(), harness.markers()) == (before, markers)
+    assert harness.read().branches == ()
+    assert harness.staged_tables() == files
+    load(harness, *((n, "b", 1) for n in range(100)), kind=BatchKind.FULL)
+    assert len(harness.rows()) == 100
 
 
 class TestMergeWithDeletes(DeletesConformance):

@@ -71,6 +71,20 @@ def test_an_adopted_table_goes_on_evolves_and_starts_again_after_its_removal(
     assert rows_of(open_table(place), "id") == [*expected, (11,)]
 
 
+def test_what_a_lookback_finds_wins_over_a_higher_cursor(
+    make_place: MakePlace, warm_spark: SparkSessions
+) -> None:
+    place = lake_place(make_place, {**ORDERS, "lookback": "1 hour"})
+    place.source.execute(*CREATE, FILL)
+    with place.open(warm_spark) as project:
+        project.run("orders")
+        place.source.execute(
+            "UPDATE orders SET total = 77, updated_at = '2026-01-01 00:08:30+00' WHERE id = 10"
+        )
+        project.run("orders")
+    assert rows_of(open_table(place), "id", "total")[-1] == (10, 77)
+
+
 def test_the_tables_of_a_group_are_loaded_by_a_worker(
     make_place: MakePlace, warm_spark: SparkSessions
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from integration.conftest import MakeProject, Place
 from tidegate.errors import LoadError, SourceError, UsageError
 from tidegate.model.load import StagedWrite
+from tidegate.postgres.connect import Snapshot
 from tidegate.project import Project
 from tidegate.spark import copying, grouping
 from tidegate.spark.copying import Copy, SnapshotReader, StagingPlace
@@ -106,7 +107,7 @@ def test_an_unknown_name_is_refused_before_anything_runs(make_project: MakeProje
 
 def named(name: str) -> Copy:
     place = StagingPlace("", "", UUID(int=0), "", ())
-    return Copy(SnapshotReader("", name, ("SELECT 1",)), place)
+    return Copy(SnapshotReader("", Snapshot(name), ("SELECT 1",)), place)
 
 
 class Job:
@@ -119,7 +120,7 @@ class Job:
         self.failure: Exception | None = None
 
     def run(self, copies: list[Copy]) -> list[Outcome]:
-        names = [copy.reader.snapshot for copy in copies]
+        names = [copy.reader.snapshot.name for copy in copies]
         self.groups.append(names)
         self.entered.release()
         self.go_on.acquire()

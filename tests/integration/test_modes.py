@@ -303,7 +303,7 @@ def test_a_row_that_goes_bad_keeps_its_last_good_version(database: Database) -> 
 def test_too_many_rejected_rows_stop_the_load_and_are_counted_by_check(database: Database) -> None:
     harness = with_rules(database, CHECKED)
     load(harness, (9, "z", 9))
-    with pytest.raises(ChecksFailed, match=r"3 of 4 rows .*: named \(3\), positive \(1\), the fi"):
+    with pytest.raises(ChecksFailed, match=r"3 of 4 rows .*: named \(3\), positive \(1\);"):
         load(harness, (1, None, 1), (2, None, -2), (3, "c", 3), (4, None, 4), update_id="bad")
     assert harness.rows() == [(9, "z", 9)]
     assert rejected(harness) == []

@@ -326,13 +326,14 @@ def test_a_test_message_needs_somebody_to_go_to(make_place: MakePlace) -> None:
 def test_a_loop_goes_on_after_the_database_was_away(place: Place, receiver: Receiver) -> None:
     project = place.open()
     project.context.control_id()
-    loop = project.notify_loop()
-    loop.notify()
+    loop = Notifier(project.context).loop()
+    loop.run_once()
     place.control.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
         " WHERE datname = current_database() AND pid <> pg_backend_pid()"
     )
-    loop.notify()
+    loop.run_once()
     end(place)
-    loop.notify()
+    loop.run_once()
+    loop.stop()
     assert len(receiver.messages) == 1

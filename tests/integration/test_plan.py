@@ -17,12 +17,12 @@ from tidegate.control.workers import Worker, Workers
 from tidegate.model.batch import BatchKind
 from tidegate.model.cursor import Guarantee
 from tidegate.model.job import JobRequest
-from tidegate.pipeline import reading
 from tidegate.pipeline.declaration import resolve_source
 from tidegate.pipeline.plan import expected_parallelism
-from tidegate.pipeline.reading import count_rows, read_only
 from tidegate.project import Project
 from tidegate.settings import SparkSettings
+from tidegate.sources import reading
+from tidegate.sources.reading import count_rows, read_only
 
 
 def test_a_project_that_never_ran_is_planned_without_making_anything(make_place: Any) -> None:
@@ -123,9 +123,9 @@ def test_the_command_imports_no_pyspark_and_prints_json(make_place: Any) -> None
             "n bigint NOT NULL GENERATED ALWAYS AS IDENTITY",
             "n",
             Guarantee.EXACT,
-            "drawn from sequence orders_n_seq (identity)",
+            "drawn from sequence public.orders_n_seq (identity)",
         ),
-        ("n bigserial", "n", Guarantee.EXACT, "drawn from sequence orders_n_seq (default)"),
+        ("n bigserial", "n", Guarantee.EXACT, "drawn from sequence public.orders_n_seq (default)"),
         (
             "n bigint NOT NULL GENERATED ALWAYS AS IDENTITY (CACHE 20)",
             "n",

@@ -10,13 +10,12 @@ from integration.conftest import Database
 from tidegate.model.column import Table
 from tidegate.model.relation import Relation
 from tidegate.postgres.catalog import describe_table
-from tidegate.postgres.connect import Connection, connect
+from tidegate.postgres.connect import Connection, begin_read_only, connect
 from tidegate.testing import replay
 from tidegate.testing.invention import ROWS
 from tidegate.testing.rebuild import Rebuilding
 from tidegate.testing.sample import (
     Wanted,
-    begin_reading,
     invent_sample,
     make_sample_table,
     read_sample,
@@ -31,7 +30,8 @@ class Copy:
         self.connection: Connection = connect(target.conninfo, name="copy")
         self.connection.execute("SET search_path = ''")
         with connect(source.conninfo, name="source") as reading:
-            begin_reading(reading)
+            reading.execute("SET search_path = ''")
+            begin_read_only(reading)
             found = describe_table(reading, Relation.parse(table))
             assert found is not None
             self.table: Table = found

@@ -12,7 +12,7 @@ from pyspark.sql import functions as f
 
 import tidegate as tg
 from integration.conftest import MakeProject, Place
-from tidegate.errors import BusyError, ChecksFailed, SettingsError, UsageError
+from tidegate.errors import BusyError, ChecksFailed, RemovalRefused, SettingsError, UsageError
 from tidegate.insight.markers import forget_marker
 from tidegate.model.publish import PublishReport
 from tidegate.model.relation import Endpoint
@@ -170,6 +170,19 @@ def test_replace_leaves_exactly_the_dataframe(
     project.publish(frame(spark, (1, "a"), (2, "b")), update_id="1", **options)
     project.publish(frame(spark, (2, "B"), (3, "c")), update_id="2", **options)
     assert rows_of(place) == [(2, "B"), (3, "c")]
+
+
+def test_replace_that_takes_most_rows_away_asks(made: Made, spark: SparkSession) -> None:
+    project, place = made
+    options = {"target": TARGET, "key": "id", "mode": "replace"}
+    most, few = (spark.range(n).selectExpr("int(id)", "'a' AS name") for n in (120, 10))
+    project.publish(most, update_id="1", **options)
+    with pytest.raises(RemovalRefused, match="110 of the 120 rows") as refused:
+        project.publish(few, update_id="2", **options)
+    assert "allow_removal=True" in str(refused.value)
+    assert (len(rows_of(place)), staging_of(place)) == (120, 0)
+    project.publish(few, update_id="2", allow_removal=True, **options)
+    assert len(rows_of(place)) == 10
 
 
 def test_replace_spares_a_number_that_the_table_gives_its_rows(

@@ -52,6 +52,18 @@ def test_a_queued_sync_waits_for_a_worker_and_the_command_says_what_to_type_next
     desk.claim(job_id)
 
 
+def test_what_may_be_removed_is_said_where_it_means_something(desk: Desk) -> None:
+    done = desk.run("run", "orders", "--queue", "--full-refresh", "--allow-removal", "--json")
+    assert record(desk, done.document[0]["job"]).payload == {
+        "target": "warehouse:raw.orders",
+        "full_refresh": True,
+        "allow_removal": True,
+    }
+    for command in (["verify", "orders"], ["backfill", "orders", "--from", "1", "--to", "2"]):
+        done = desk.run(*command, "--allow-removal")
+        assert (done.code, "--allow-removal is for" in done.err) == (USAGE, True)
+
+
 def test_without_a_worker_the_command_says_how_to_start_one(desk: Desk) -> None:
     desk.lose_worker()
     said = desk.run("run", "orders", "--queue").out

@@ -45,9 +45,8 @@ def look_back(place: Place, minutes: int) -> datetime:
     """As if no scheduler had been there for so long."""
     with place.open() as project:
         project.context.control_id()
-        loop = project.schedule_loop("test")
         with project.context.plane.connect() as control:
-            loop.scheduler.run_once(control)
+            project.scheduler("test").run_once(control)
     since = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=minutes)
     place.control.execute(
         "DELETE FROM tidegate_control.schedule_ticks",

@@ -16,7 +16,7 @@ from integration.test_snapshot_refusals import at
 from integration.test_snapshot_sync import ORDERS, plan, verify
 from tidegate.model.xid import EPOCH
 from tidegate.postgres.embedded import EmbeddedServer
-from tidegate.postgres.server_user import command_as, server_user
+from tidegate.postgres.server_user import command_as, name_for, programs_for, server_user
 
 _IDS_PER_FILE = 1 << 20
 
@@ -36,8 +36,10 @@ def advance(server: EmbeddedServer, next_xid: int) -> None:
         file.write_bytes(bytes(_IDS_PER_FILE // 4))
         owner = data.stat()
         shutil.chown(file, owner.st_uid, owner.st_gid)
-    reset = command_as(server_user(data), server.bin_directory / "pg_resetwal")
-    subprocess.run([*reset, "-x", str(next_xid), str(data)], check=True, capture_output=True)
+    user = server_user(data)
+    reset = command_as(user, programs_for(user, server.bin_directory) / "pg_resetwal")
+    folder = name_for(user, data)
+    subprocess.run([*reset, "-x", str(next_xid), folder], check=True, capture_output=True, cwd=data)
     server.start()
 
 

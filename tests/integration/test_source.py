@@ -18,9 +18,10 @@ from tidegate.model.horizon import Horizon, Session
 from tidegate.model.relation import Relation
 from tidegate.model.watermark import Watermark
 from tidegate.postgres.catalog import describe_table
-from tidegate.postgres.connect import Connection, connect
+from tidegate.postgres.connect import OWN_PATH, Connection, connect
 from tidegate.sources.horizon import CursorColumn
-from tidegate.sources.postgres import PostgresSource, snapshot
+from tidegate.sources.postgres import PostgresSource
+from tidegate.sources.reading import reading
 
 EVERYTHING = Horizon("1000000", Guarantee.EXACT, "")
 START = Watermark("shop.orders", "raw.orders")
@@ -72,6 +73,7 @@ def all_ids(batches: list[tuple[Batch, list[Any]]]) -> list[Any]:
 @pytest.fixture
 def session(database: Database) -> Any:
     with connect(database.conninfo, name="the source") as opened:
+        opened.execute(f"SET {OWN_PATH}")
         yield opened
 
 
@@ -295,10 +297,10 @@ def test_a_full_batch_of_an_empty_source_is_empty_and_a_held_back_one_refused(
 def test_all_readers_of_a_snapshot_see_the_same(database: Database, session: Connection) -> None:
     orders(session, 1, 2)
     with database.connect() as reader:
-        with snapshot(session) as name:
+        with reading(session, open_source(session), 5) as snapshot:
             database.execute("INSERT INTO orders VALUES (3, 3)")
-            reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            reader.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(name)))
+            for statement in snapshot.entering():
+                reader.execute(statement)
         assert reader.execute("SELECT count(*) FROM orders").fetchone() == (2,)
         reader.execute("ROLLBACK")
     assert session.execute("SELECT count(*) FROM orders").fetchone() == (3,)

@@ -15,7 +15,7 @@ from tidegate.model.column import RelationKind
 from tidegate.model.cursor import CursorType, NullPolicy
 from tidegate.model.relation import Relation
 from tidegate.postgres.catalog import describe_table
-from tidegate.postgres.connect import Connection, connect
+from tidegate.postgres.connect import OWN_PATH, Connection, connect
 from tidegate.sources.horizon import CursorColumn
 from tidegate.sources.postgres import PostgresSource
 
@@ -37,6 +37,7 @@ KINDS = {
 @pytest.fixture
 def session(database: Database) -> Any:
     with connect(database.conninfo, name="the source") as opened:
+        opened.execute(f"SET {OWN_PATH}")
         yield opened
 
 

@@ -58,7 +58,13 @@ EXACT = [
     ("tsquery", ["'a' & 'b'"]),
     ("pg_lsn", ["16/B374D848"]),
     ("oid", ["4294967295"]),
-    ("regclass", ["pg_class"]),
+    # What names nothing is printed as -, and what names something that is gone as its number.
+    ("regclass", ["pg_class", "-", "4000000000"]),
+    ("regclass[]", ["{pg_class,-,NULL}"]),
+    ("regtype", ["integer", "-", "4000000000"]),
+    ("regproc", ["array_cat", "-"]),
+    ("regoperator", ["+(integer,integer)", "0"]),
+    ("regrole", ["postgres", "-"]),
     ("jsonpath", ['$."a"[*]']),
 ]
 OWN_TYPES = (
@@ -78,7 +84,7 @@ def fill(place: Place, types: list[tuple[str, list[str]]]) -> int:
     with place.source.connect() as session:
         for row in range(rows):
             values = [values[row] if row < len(values) else None for _, values in types]
-            casts = ", ".join(f"%s::text::{kind}" for kind, _ in types)
+            casts = ", ".join(f"%s::{kind}" for kind, _ in types)
             session.execute(f"INSERT INTO t VALUES ({row}, {casts})", values)  # type: ignore[arg-type]
     return rows
 
@@ -215,7 +221,7 @@ def test_a_value_that_spark_has_no_equal_of_is_refused_by_column(
     fill(place, [(kind, [value])])
     with pytest.raises(SourceError, match=r"^column t0 holds") as caught:
         project.run("t")
-    assert caught.value.hint == "read a view that casts the column to text, or leave it out"
+    assert "read a view that casts the column or leaves it out" in (caught.value.hint or "")
     assert project.watermark("t").value is None
 
 

@@ -43,7 +43,7 @@ from tidegate.ledger.staged_folders import StagedFolder, StagedFolders
 from tidegate.model.relation import Endpoint, Relation
 from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.runtime import refreshing
-from tidegate.runtime.refreshing import Refreshed, Refresher, RefreshLoop, note_written
+from tidegate.runtime.refreshing import Refreshed, Refresher, note_written
 from tidegate.spark.session import SparkSessions
 
 OTHER = '[connections.other]\ntype = "iceberg"\n'
@@ -226,9 +226,14 @@ def test_a_sync_puts_its_new_table_into_the_cache_at_once(
 
 def test_several_loops_refresh_about_as_often_as_one(place: Place) -> None:
     with place.open() as one, place.open() as two:
-        first, second = RefreshLoop(one.context), RefreshLoop(two.context)
-        assert first.refresh() == Refreshed(catalogs=1, read=2)
-        assert second.refresh() == Refreshed(skipped=1)
+        told: list[int] = []
+        first = Refresher(one.context).loop(then=lambda: told.append(1))
+        second = Refresher(two.context).loop()
+        done = [loop.run_once() for loop in (first, second)]
+        assert [one and one["read"] for one in done] == [2, 0]
+        assert told
+        first.stop()
+        second.stop()
 
 
 def test_a_rest_catalog_that_is_down_leaves_every_table_and_is_said_to_be_stale(
@@ -410,16 +415,16 @@ def test_facts_of_another_version_are_read_anew(place: Place) -> None:
 
 def test_every_sweep_is_noted_but_written_at_most_every_few_seconds(place: Place) -> None:
     with opened(place) as (project, control):
-        project.sweep_loop("one").sweeper.run_once(control)
+        project.sweeper("one").run_once(control)
         sweeps = Sweeps(project.context.plane)
         first = sweeps.last(control, project.name)
         assert first is not None
         assert first.swept_by == "one"
         assert first.age_seconds < 60
-        project.sweep_loop("two").sweeper.run_once(control)
+        project.sweeper("two").run_once(control)
         assert replace(sweeps.last(control, project.name), age_seconds=first.age_seconds) == first
         control.execute("UPDATE tidegate_control.sweeps SET swept_at = now() - interval '1 min'")
-        project.sweep_loop("two").sweeper.run_once(control)
+        project.sweeper("two").run_once(control)
         last = sweeps.last(control, project.name)
         assert last is not None
         assert last.swept_by == "two"

@@ -114,7 +114,7 @@ def test_what_is_behind_a_failure_fails_with_its_name(place: Place) -> None:
 
 def look(place: Place, now: datetime) -> Any:
     project = place.open()
-    scheduler: Scheduler = project.schedule_loop("tester").scheduler
+    scheduler: Scheduler = project.scheduler("tester")
     with project.context.plane.connect() as control:
         return scheduler.run_once(control, now)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from integration.conftest import MakeProject, Place
 from integration.orders import ORDERS
 from integration.without_spark import open_without_spark
-from tidegate.errors import DeclarationError, SourceError, TidegateError
+from tidegate.errors import DeclarationError, RemovalRefused, SourceError, TidegateError
 from tidegate.model.task import TaskRun
 from tidegate.project import Project
 from tidegate.runtime.task_graph_run import GraphReport
@@ -45,6 +46,10 @@ def stray(ctx, shop: str, others: bool = True):
     condition = "true" if others else f"shop = '{shop}'"
     rows = [("a", 1), ("b", 2)]
     return ctx.spark.createDataFrame(rows, "shop string, n int").where(condition)
+
+@tg.task(target="warehouse:marts.top", mode="replace")
+def top(ctx, least: int):
+    return ctx.spark.range(least, 200)
 
 @tg.task(target="warehouse:marts.nothing", mode="append")
 def nothing(ctx):
@@ -108,6 +113,22 @@ def test_a_task_after_its_sync_is_published_once_and_then_skipped_without_spark(
     again = open_without_spark(place).run_task("best", day=FIRST)
     assert states(again) == {"best(day=2026-11-01)": "complete"}
     assert calls(place) == [f"revenue {FIRST}"]
+
+
+def test_replace_asks_before_it_takes_most_rows_away_and_so_does_a_worker(
+    make_project: MakeProject,
+) -> None:
+    project, place = make(make_project)
+    count = "SELECT count(*) FROM marts.top"
+    assert project.run_task("top", least=0).exit_code == 0
+    refused = failure(project.run_task("top", least=150))
+    assert isinstance(refused, RemovalRefused)
+    assert "tidegate run top --param least=… --allow-removal" in str(refused)
+    assert place.target.value(count) == 200
+    run = project.task_run("top", {"least": 150})
+    project.submit_graph([replace(run, allow_removal=True)])
+    project.worker(once=True).run()
+    assert place.target.value(count) == 50
 
 
 def test_delete_insert_replaces_the_slice_of_the_parameters_and_nothing_else(

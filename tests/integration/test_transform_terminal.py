@@ -54,5 +54,5 @@ def test_a_value_that_cannot_pass_is_the_source_s_also_when_the_function_runs_th
     for number, name in enumerate(("acting", "by_column")):
         message, fix = done.err.splitlines()[2 * number : 2 * number + 2]
         assert message.startswith(f"error: {name}: column at holds infinity")
-        assert fix == "  fix: read a view that casts the column to text, or leave it out"
+        assert "read a view that casts the column or leaves it out" in fix
     assert len(done.err.splitlines()) == 4, done.err

@@ -49,11 +49,12 @@ def fill(place: Place, seed: int, kinds: list[Kind], *, through_spark: bool) -> 
         )
 
 
-def target_types(place: Place) -> dict[str, str]:
+def target_types(place: Place, path: str = "public") -> dict[str, str]:
     return dict(
         place.target.execute(
+            f"SET search_path = {path}",
             "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute"
-            " WHERE attrelid = 'raw.t'::regclass AND attnum > 0 AND NOT attisdropped"
+            " WHERE attrelid = 'raw.t'::regclass AND attnum > 0 AND NOT attisdropped",
         )
     )
 
@@ -61,18 +62,20 @@ def target_types(place: Place) -> dict[str, str]:
 def differences(place: Place, kinds: list[Kind]) -> list[str]:
     """Columns in which a row is not the same in every byte, or does not print the same."""
     found: list[str] = []
-    types = target_types(place)
+    types = target_types(place, "pg_catalog")
     names = {"i": "identity", "g": "generated", "v": "virtual"}
     names |= {f"t{index}": kind.type for index, kind in enumerate(kinds)}
     with place.source.connect() as session:
-        session.execute("SET TimeZone = 'UTC'")
+        # Names of types and tables are printed with their schema, as in sessions of ours.
+        session.execute("SET TimeZone = 'UTC'; SET search_path = pg_catalog")
         for name, kind in names.items():
             same = "record_image_eq(ROW(s.{0}::{1}), ROW(g.{0}))"
             if kind == "tsquery":
                 # Postgres packs one that it received otherwise than one that was typed.
                 same = "(s.{0} = g.{0} OR num_nulls(s.{0}, g.{0}) = 2)"
             rows = session.execute(
-                f"SELECT c, s.{name}::text, g.{name}::text FROM t s FULL JOIN raw.t g USING (c)"  # type: ignore[arg-type]
+                f"SELECT c, s.{name}::text, g.{name}::text FROM public.t s"  # type: ignore[arg-type]
+                " FULL JOIN raw.t g USING (c)"
                 f" WHERE ({same.format(name, types[name])}) IS NOT TRUE"
                 f" OR s.{name}::text IS DISTINCT FROM g.{name}::text ORDER BY c LIMIT 3"
             ).fetchall()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,9 @@ import pytest
 from conftest import FAST
 from integration.conftest import Database
 from integration.holding import fill, kept_by_vacuum, look, snapshot
+from integration.standbys import standby_of
 from tidegate.model.vacuum_horizon import HolderKind, VacuumHolder
-from tidegate.postgres.embedded import HOST, USER, EmbeddedServer
+from tidegate.postgres.embedded import EmbeddedServer
 
 SLOT = "standby_slot"
 StartStandby = Callable[[str], EmbeddedServer]
@@ -32,28 +33,17 @@ def primary(tmp_path: Path) -> Iterator[EmbeddedServer]:
 @pytest.fixture
 def start_standby(primary: EmbeddedServer, tmp_path: Path) -> Iterator[StartStandby]:
     """A maker of a standby that reports the oldest snapshot of its own sessions every second."""
-    made: list[EmbeddedServer] = []
+    with ExitStack() as stack:
 
-    def start(slot: str) -> EmbeddedServer:
-        primary.stop("fast")
-        folder = tmp_path / "standby"
-        subprocess.run(["cp", "-a", str(primary.directory), str(folder)], check=True)
-        (folder / "data" / "standby.signal").touch()
-        primary.start()
-        address = f"host={HOST} port={primary.port} user={USER} password={primary.password()}"
-        settings = {
-            "primary_conninfo": f"{address} application_name=reports",
-            "primary_slot_name": slot,
-            "hot_standby_feedback": "on",
-            "wal_receiver_status_interval": "1s",
-        }
-        made.append(EmbeddedServer(folder, {**FAST, **settings}))
-        made[-1].start()
-        return made[-1]
+        def start(slot: str) -> EmbeddedServer:
+            settings = {
+                "primary_slot_name": slot,
+                "hot_standby_feedback": "on",
+                "wal_receiver_status_interval": "1s",
+            }
+            return stack.enter_context(standby_of(primary, tmp_path / "standby", settings))
 
-    yield start
-    for server in made:
-        server.stop("immediate")
+        yield start
 
 
 def from_outside(control: Database) -> list[VacuumHolder]:

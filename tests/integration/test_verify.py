@@ -16,10 +16,10 @@ from integration.orders import CREATE, FILL, ORDERS, contents
 from tidegate.errors import TargetGone
 from tidegate.model.verification import Difference, Verdict, Verification
 from tidegate.pipeline import compare as compare_module
+from tidegate.pipeline import context as context_module
 from tidegate.pipeline import opened as opened_module
-from tidegate.pipeline import verify as verify_module
 from tidegate.pipeline.verify import verify_sync
-from tidegate.postgres.connect import begin_read_only, connect
+from tidegate.postgres.connect import OWN_PATH, begin_read_only, connect
 from tidegate.project import Project
 
 
@@ -254,18 +254,20 @@ def test_the_newest_of_duplicates_is_what_must_be_there(make_project: Any) -> No
 
 
 @pytest.mark.parametrize(
-    ("moment", "compared"), [("read_only", (6, 4)), ("compare", (10, 0))], ids=["between", "after"]
+    ("moment", "compared"), [("reading", (6, 4)), ("compare", (10, 0))], ids=["between", "after"]
 )
 def test_a_load_that_is_published_while_verifying_does_not_disturb(
     make_project: Any, monkeypatch: pytest.MonkeyPatch, moment: str, compared: tuple[int, int]
 ) -> None:
     """Between the two snapshots, and after both of them."""
     project, place = loaded(make_project, databases=2)
-    module = opened_module if moment == "compare" else verify_module
+    module = opened_module if moment == "compare" else context_module
     real = getattr(module, moment)
     ran: list[int] = []
 
     def run_first(*arguments: Any) -> Any:
+        # The run reads as well.
+        monkeypatch.setattr(module, moment, real)
         place.source.execute("UPDATE orders SET total = 5, updated_at = '2026-01-02' WHERE id < 5")
         ran.append(project.run("orders").rows)
         return real(*arguments)
@@ -333,7 +335,8 @@ def test_verifying_does_not_hold_back_the_loads_beside_it(
     def look(*arguments: Any) -> Any:
         with place.source.connect() as session:
             opened = session.execute(
-                "SELECT count(*), count(*) FILTER (WHERE application_name <> 'tidegate read')"
+                "SELECT count(*), count(*) FILTER (WHERE application_name NOT LIKE"
+                " 'tidegate read%')"
                 " FROM pg_stat_activity WHERE datname = current_database()"
                 " AND xact_start IS NOT NULL AND pid <> pg_backend_pid()"
             ).fetchone()
@@ -357,6 +360,7 @@ def test_a_session_called_reader_can_write_nothing(make_project: Any) -> None:
     place.source.execute(*CREATE)
     name = "SELECT application_name FROM pg_stat_activity WHERE pid = pg_backend_pid()"
     with connect(place.source.conninfo, name="the source", application="tidegate") as session:
+        session.execute(f"SET {OWN_PATH}")
         begin_read_only(session)
         assert session.execute(name).fetchone() == ("tidegate read",)
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):

@@ -8,6 +8,7 @@ import pytest
 
 from integration.orders import CREATE, FILL, contents
 from tidegate.model.verification import Difference, Verdict, Verification
+from tidegate.pipeline import context as context_module
 from tidegate.pipeline import verify_transformed
 from tidegate.pipeline.verify import verify_sync
 from tidegate.project import Project
@@ -104,16 +105,17 @@ def test_a_run_during_a_transformation_is_noticed_and_compared_anew(
     project, place = make_project(pipelines=transformed(), databases=2)
     place.source.execute(*CREATE, FILL)
     project.run("orders")
-    real = verify_transformed.snapshot
+    real = context_module.reading
     ran: list[int] = []
 
-    def run_first(connection: Any) -> Any:
-        if not ran:
-            place.source.execute("UPDATE orders SET total = 5, updated_at = now() WHERE id < 3")
-            ran.append(project.run("orders").rows)
-        return real(connection)
+    def run_first(*arguments: Any) -> Any:
+        # The run reads as well.
+        monkeypatch.setattr(context_module, "reading", real)
+        place.source.execute("UPDATE orders SET total = 5, updated_at = now() WHERE id < 3")
+        ran.append(project.run("orders").rows)
+        return real(*arguments)
 
-    monkeypatch.setattr(verify_transformed, "snapshot", run_first)
+    monkeypatch.setattr(context_module, "reading", run_first)
     found = verify(project)
     assert ran == [2]
     assert (found.verdict, found.source_rows, found.not_yet_loaded) == (Verdict.EQUAL, 9, 0)

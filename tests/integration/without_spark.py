@@ -15,6 +15,7 @@ from tidegate.model.load import StagedWrite
 from tidegate.project import Project
 from tidegate.spark.copying import Copy, Sessions, _copy_share
 from tidegate.spark.grouping import Stager
+from tidegate.spark.outcome import raised
 from tidegate.spark.session import SparkSessions
 
 Make = Callable[..., tuple[Project, Place]]
@@ -27,6 +28,8 @@ class InProcess(Stager):
         with Sessions() as sessions:
             shares = range(len(copy.reader.statements))
             outcomes = [_copy_share(copy, share, sessions) for share in shares]
+        for failed in (one for one in outcomes if one.get("kind")):
+            raise raised(failed)
         return tuple(StagedWrite(one["write_id"], one["rows"]) for one in outcomes)
 
 
@@ -41,7 +44,10 @@ class NoSpark(SparkSessions):
 
 
 def open_without_spark(place: Place) -> Project:
-    project = place.open()
+    return without_spark(place.open())
+
+
+def without_spark(project: Project) -> Project:
     settings = project.settings
     project.context.spark = NoSpark(settings.spark, settings.state_directory)
     project.context.stager = InProcess(lambda: project.context.spark)

@@ -12,6 +12,7 @@ import pytest
 import typer.main
 
 from tidegate.cli.main import app
+from tidegate.sources.exactness import documented
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -154,3 +155,9 @@ def test_the_readme_leads_to_every_page_of_the_documentation() -> None:
     readme = (ROOT / "README.md").read_text()
     for page in (ROOT / "docs").glob("*.md"):
         assert f"(docs/{page.name})" in readme
+
+
+def test_the_table_of_guarantees_is_the_rule_that_plan_goes_by() -> None:
+    text = sections_of(ROOT / "docs" / "watermarks.md")["What is exact, and what is bounded"]
+    _, _, table = text.partition("| what must hold | otherwise | instead |\n|---|---|---|\n")
+    assert table.partition("\n\n")[0].splitlines() == documented()

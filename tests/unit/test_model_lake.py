@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tidegate.model.lake import (
     MAIN,
     PICKED_ID,
+    PIPELINE,
     UPDATE_ID,
     LakeTable,
     Seen,
@@ -170,6 +171,14 @@ def test_whether_a_table_has_rows_is_said_only_where_it_is_certain(
     assert one_snapshot(**summary).has_rows() is expected
 
 
+def test_a_table_tells_whose_load_was_the_last() -> None:
+    said = ({PIPELINE: "crm.orders"}, {PIPELINE: "shop.orders"}, {"engine": "spark"})
+    chain = {n: Snapshot(n, n - 1 or None, summary) for n, summary in enumerate(said, 1)}
+    table = LakeTable(Relation("raw", "t"), "u", "file:/nowhere", (), chain, {MAIN: 3})
+    assert table.loader == "shop.orders"
+    assert Tree().table().loader is None
+
+
 def test_a_table_without_a_snapshot_has_no_rows() -> None:
     empty = Tree().table()
     assert (empty.has_rows(), empty.rows(), list(empty.ancestors())) == (False, 0, [])
@@ -192,3 +201,34 @@ def test_a_long_name_of_a_project_gives_a_schema_that_postgres_can_hold() -> Non
     schema = ledger_schema("p" * 60, "lake", "embedded")
     assert len(schema) <= 63
     assert schema != ledger_schema("p" * 61, "lake", "embedded")
+
+
+def test_a_snapshot_tells_of_its_load_and_one_that_was_picked_up_by_where_it_comes_from() -> None:
+    marks = {
+        UPDATE_ID: "u2",
+        "tidegate.pipeline": "shop.orders",
+        "tidegate.generation": "1",
+        "tidegate.version": "4",
+        "tidegate.from": "",
+        "tidegate.to": "9",
+        "tidegate.position": '["9", "7"]',
+        "tidegate.kind": "tie",
+        "tidegate.rows": "3",
+    }
+    snapshots = [
+        Snapshot(1, None, {UPDATE_ID: "a DataFrame's"}),
+        Snapshot(2, None, marks),
+        Snapshot(3, 1, {PICKED_ID: "u2", "source-snapshot-id": "2"}),
+    ]
+    table = LakeTable(
+        Relation("raw", "orders"),
+        "uuid",
+        "/table",
+        (),
+        {one.snapshot_id: one for one in snapshots},
+        {MAIN: 3},
+    )
+    (found,) = table.loads("shop.orders")
+    assert (found.update_id, found.start, found.value) == ("u2", None, "9")
+    assert (found.place, found.position, found.rows, found.kind) == ((1, 4), ("9", "7"), 3, "tie")
+    assert not list(table.loads("shop.other"))

@@ -1,15 +1,15 @@
-"""Slots: their names, and where a timeline was left."""
+"""Slots: their names."""
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.model.slot import Origin, publication_name, slot_name, switch_point
-
-HISTORY = "1\t0/3000148\tno recovery target specified\n\n2\t0/50000A0\tno recovery target\n"
+from tidegate.model.slot import Origin, Tables, TableState, publication_name, slot_name
 
 
 @given(st.text(min_size=1), st.text(min_size=1), st.text())
@@ -34,13 +34,33 @@ def test_names_differ_where_anything_does() -> None:
     assert slot_name("shop", "db", "1").startswith("tidegate_shop_db_")
 
 
-def test_a_history_tells_where_each_timeline_was_left() -> None:
-    assert switch_point(HISTORY, 1) == "0/3000148"
-    assert switch_point(HISTORY, 2) == "0/50000A0"
-    assert switch_point(HISTORY, 3) is None
-    assert switch_point("", 1) is None
-
-
 def test_an_origin_is_remembered_as_it_was() -> None:
     origin = Origin("7", 2, "slot", 16400, 16401)
     assert Origin.from_json(origin.to_json()) == origin
+    tables = Tables(800, (TableState(16390, "public.orders", 0, 16390, 0, "cafe", False),))
+    seen = replace(tables, states=(replace(tables.states[0], node=16500, empty=True),))
+    origin = replace(origin, tables=tables, seen=seen)
+    assert Origin.from_json(json.loads(json.dumps(origin.to_json()))) == origin
+    # As it was remembered before there were tables.
+    old = {**origin.to_json()}
+    del old["tables"], old["seen"]
+    assert Origin.from_json(old) == replace(origin, tables=None, seen=None)
+
+
+def test_only_changes_of_rows_leave_tables_as_they_are() -> None:
+    table = TableState(16390, "public.orders", 0, 16390, 16395, "cafe", False)
+    tables = Tables(800, (table,))
+    for other, same in [
+        (replace(table, empty=True), True),
+        (replace(table, node=16500), False),
+        (replace(table, columns="f00d"), False),
+        (replace(table, oid=1), False),
+    ]:
+        assert Tables(900, (other,)).is_as(tables) is same
+    assert not tables.is_as(None)
+    # A file alone is no rewrite; the table of large values tells, where there is one.
+    assert not replace(table, node=16500, columns="f00d").is_rewritten(table)
+    assert replace(table, node=16500, toast=16501).is_rewritten(table)
+    small = replace(table, toast=0)
+    assert replace(small, node=16500, columns="f00d").is_rewritten(small)
+    assert not replace(small, columns="f00d").is_rewritten(small)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.model.batch import Batch, BatchKind
-from tidegate.model.standing import Standing, kept_by, loaded_at, position
+from tidegate.model.standing import Standing, kept_by, loaded_at
 from tidegate.model.watermark import Watermark
 from tidegate.model.xid import EPOCH, is_since, widen
 
@@ -74,7 +74,6 @@ def test_a_load_that_leaves_the_watermark_alone_leaves_what_is_known_of_it() -> 
 
 
 def test_places_in_the_log_are_compared_as_numbers() -> None:
-    assert position("1/0") > position("0/FFFFFFFF") > position("0/FF")
     assert standing(lsn="0/FF").difference(standing(lsn="0/100")) is None
 
 

@@ -20,6 +20,7 @@ from tidegate.settings.interpolate import (
     interpolate,
     variables_in,
 )
+from tidegate.settings.sections import SafetySettings
 
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
 VARIABLES = st.dictionaries(NAMES, st.text(max_size=20), max_size=4)
@@ -166,3 +167,12 @@ def test_the_warning_of_a_slot_comes_before_its_limit() -> None:
     with pytest.raises(ValidationError, match=r"larger than cdc.max_retained"):
         CdcSettings.model_validate({"warn_retained": "2GB", "max_retained": "1GB"})
     assert CdcSettings.model_validate({"warn_retained": "512MB"}).warn_retained == 512 << 20
+
+
+def test_safety_asks_from_a_half_on_and_waits_five_seconds() -> None:
+    safety = SafetySettings()
+    assert (safety.max_removed, safety.lock_timeout_seconds) == (0.5, 5.0)
+    assert SafetySettings.model_validate({"max_removed": "20%"}).max_removed == 0.2
+    for values in ({"max_removed": 1.5}, {"lock_timeout": "0s"}):
+        with pytest.raises(ValidationError):
+            SafetySettings.model_validate(values)

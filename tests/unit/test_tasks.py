@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tidegate.pipeline import task_graph
 from tidegate.pipeline.task_graph import build_graph
 from tidegate.pipeline.task_work import make_publish
 from tidegate.project import Project
+from tidegate.runtime.task_runner import read_payload
 
 TOML = """
 [project]
@@ -308,6 +310,18 @@ def test_delete_insert_replaces_the_part_that_the_parameters_name(tmp_path: Path
         make_publish(found, ["total"])
     keyed = run(opened(tmp_path, text.format(", key='id'")), "a", day="2026-11-01")
     assert not make_publish(keyed, ["id", "total"]).rules.replaces_part
+
+
+def test_only_the_run_that_was_asked_for_may_remove_more(tmp_path: Path) -> None:
+    project = opened(tmp_path, CHAIN)
+    second, third = (run(project, name, day="2026-11-01") for name in ("second", "third"))
+    graph = build_graph(
+        project.tasks, [third, replace(second, allow_removal=True)], lambda _: False
+    )
+    assert [one.name for one in graph.order if one.allow_removal] == ["second"]
+    assert "allow_removal" not in third.payload
+    payload = replace(second, allow_removal=True).payload
+    assert read_payload(project.tasks, "second", payload).allow_removal
 
 
 def test_an_unknown_task_gets_the_nearest_right_name(tmp_path: Path) -> None:

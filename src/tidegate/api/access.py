@@ -1,4 +1,4 @@
-"""Who asks: by their token, or from this very machine where there is none."""
+"""Who asks: by their token, or from this very machine where there never was one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,36 @@ OPEN = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
 FRESH_SECONDS = 1.0
 _MOST = 1_000
 _CREATE = "tidegate token create NAME --scope submit"
-_FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
+# What proxies add, each in its own way. One that adds nothing still speaks HTTP/1.0, as nginx does
+# where nothing else is said.
+_FORWARDED = frozenset(
+    {
+        b"via",
+        b"forwarded",
+        b"cdn-loop",
+        b"client-ip",
+        b"proxy-connection",
+        b"true-client-ip",
+        b"x-client-ip",
+        b"x-cluster-client-ip",
+        b"x-host",
+        b"x-proxyuser-ip",
+        b"x-real-ip",
+    }
+)
+_FORWARDED_PREFIXES = (
+    b"cf-",
+    b"fastly-",
+    b"fly-",
+    b"x-amz-cf-",
+    b"x-amzn-",
+    b"x-appengine-",
+    b"x-arr-",
+    b"x-azure-",
+    b"x-envoy-",
+    b"x-forwarded",
+    b"x-original-",
+)
 
 Headers = dict[bytes, bytes]
 
@@ -33,13 +62,15 @@ class Access:
     service: Service
     _found: dict[bytes, tuple[float, FoundToken]] = field(default_factory=dict)
 
-    def remembered(self, headers: Headers, client: str | None) -> Caller | None:
-        """Who it is, if that was found out a moment ago."""
+    def remembered(self, headers: Headers, client: str | None, *, reads: bool) -> Caller | None:
+        """Who it is, if that was found out a moment ago; to refuse it that is always enough."""
         text = token_of(headers)
         known = self._found.get(digest(text or ""))
         if known is None or time.monotonic() - known[0] > FRESH_SECONDS:
             return None
-        return self._judge(known[1], text, headers, client)
+        if reads or (text is None and known[1].any_exists):
+            return self._judge(known[1], text, headers, client)
+        return None
 
     def find(self, headers: Headers, client: str | None) -> Caller:
         """Who it is, from the database; Problem when nobody that may ask."""
@@ -49,11 +80,20 @@ class Access:
             found = ApiTokens(self.service.context.plane).find(
                 connection, self.service.project.name, text or ""
             )
-        if len(self._found) >= _MOST:
-            # Whoever guesses tokens must not fill the memory.
-            self._found.clear()
-        self._found[digest(text or "")] = (asked_at, found)
+        key = digest(text or "")
+        if text is None or found.token is not None:
+            if len(self._found) >= _MOST:
+                self._found.clear()
+            self._found[key] = (asked_at, found)
+        else:
+            # What is guessed must not fill the memory.
+            self._found.pop(key, None)
         return self._judge(found, text, headers, client)
+
+    def is_guess(self, headers: Headers) -> bool:
+        """Whether a token is shown that was never found good here."""
+        text = token_of(headers)
+        return text is not None and digest(text) not in self._found
 
     def _judge(
         self, found: FoundToken, text: str | None, headers: Headers, client: str | None
@@ -62,7 +102,12 @@ class Access:
             return Caller(found.token.name, found.token.scope, by_token=True)
         if found.any_exists or text is not None:
             said = "no token was given" if text is None else "this token opens nothing (any more)"
-            raise Problem(kinds.UNAUTHORIZED, said, hint=f"Authorization: Bearer …, from {_CREATE}")
+            raise Problem(
+                kinds.UNAUTHORIZED,
+                said,
+                hint=f"Authorization: Bearer …, from {_CREATE}",
+                headers={"Connection": "close"},
+            )
         refuse_strangers(headers, client)
         return Caller("loopback", Scope.ADMIN, by_token=False)
 
@@ -80,7 +125,7 @@ def refuse_strangers(headers: Headers, client: str | None) -> None:
     """Without tokens: only this machine itself, under a name that no other site can take."""
     if client is None or not is_loopback(client):
         _refuse("this request comes from another machine")
-    if any(name in headers for name in _FORWARDED):
+    if any(one in _FORWARDED or one.startswith(_FORWARDED_PREFIXES) for one in headers):
         _refuse("this request comes through a proxy")
     if not is_loopback(_host(headers)):
         _refuse("this request names another host")

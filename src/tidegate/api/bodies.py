@@ -24,7 +24,6 @@ async def read_body(path: str, headers: Headers, receive: Receive, most: int) ->
     """The body of a request, whole; Problem where it is none that is taken."""
     declared = headers.get(b"content-length", b"")
     if declared.isdigit() and int(declared) > most:
-        await _discard(receive)
         raise _too_large(most)
     body = bytearray()
     try:
@@ -36,15 +35,11 @@ async def read_body(path: str, headers: Headers, receive: Receive, most: int) ->
                     break
                 body += message.get("body", b"")
                 if len(body) > most:
-                    body.clear()
-                    await _discard(receive)
                     raise _too_large(most)
                 more = message.get("more_body", False)
     except TimeoutError:
         raise Problem(
-            kinds.TIMEOUT,
-            f"the body did not arrive within {SECONDS:g} seconds",
-            headers={"Connection": "close"},
+            kinds.TIMEOUT, f"the body did not arrive within {SECONDS:g} seconds"
         ) from None
     if body:
         kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
@@ -58,7 +53,7 @@ async def read_body(path: str, headers: Headers, receive: Receive, most: int) ->
     return bytes(body)
 
 
-async def _discard(receive: Receive) -> None:
+async def discard(receive: Receive) -> None:
     """Read a little further: whoever is hung up on while sending never sees the answer."""
     left = _POLITE_BYTES
     with suppress(TimeoutError):
@@ -68,6 +63,12 @@ async def _discard(receive: Receive) -> None:
                 left -= len(message.get("body", b""))
                 if message["type"] != "http.request" or not message.get("more_body", False):
                     return
+
+
+def has_body(headers: Headers) -> bool:
+    """Whether anything comes after the head."""
+    declared = headers.get(b"content-length", b"")
+    return b"transfer-encoding" in headers or declared.strip(b"0") != b""
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
@@ -85,8 +86,4 @@ def replayed(body: bytes, receive: Receive) -> Receive:
 
 
 def _too_large(most: int) -> Problem:
-    return Problem(
-        kinds.TOO_LARGE,
-        f"bodies are read up to {most:,} bytes (serve.max_request)",
-        headers={"Connection": "close"},
-    )
+    return Problem(kinds.TOO_LARGE, f"bodies are read up to {most:,} bytes (serve.max_request)")

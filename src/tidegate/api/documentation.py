@@ -23,11 +23,14 @@ _KNOWN = (
     kinds.FORBIDDEN,
     kinds.LOOPBACK_ONLY,
     kinds.INVALID,
+    kinds.TOO_MANY_GUESSES,
+    kinds.OVERLOADED,
     kinds.DATABASE,
 )
 _CHANGING = (kinds.MALFORMED, kinds.TIMEOUT, kinds.UNSUPPORTED_TYPE)
 _HEADERS = {
     401: {"WWW-Authenticate": "How to say who you are."},
+    429: {"Retry-After": "After how many seconds to try again."},
     503: {"Retry-After": "After how many seconds to try again."},
 }
 TAGS = [
@@ -141,8 +144,8 @@ def describe(app: FastAPI, routers: Sequence[APIRouter]) -> dict[str, Any]:
             "token": {
                 "type": "http",
                 "scheme": "bearer",
-                "description": "From `tidegate token create`. Scopes: read, submit, admin, each "
-                "with what those before it allow. Without any token only this machine is served.",
+                "description": "From `tidegate token create`. Scopes: events, read, submit (both "
+                "and more), admin (all). Before there is a token only this machine is served.",
             }
         }
         app.openapi_schema = document

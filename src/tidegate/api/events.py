@@ -7,7 +7,7 @@ from uuid import UUID, uuid4, uuid5
 
 from anyio import to_thread
 from fastapi import APIRouter, Header, Request, Response
-from psycopg.errors import UndefinedTable
+from psycopg.errors import UndefinedColumn, UndefinedTable
 from pydantic import AfterValidator, BaseModel, Field
 
 from tidegate.api import problem_kinds as kinds
@@ -21,15 +21,12 @@ from tidegate.insight.events import read_status, status_document
 from tidegate.insight.slots import quick_source
 from tidegate.model.access import Scope
 from tidegate.model.event_body import body_text, cut_array, cut_lines, find_id
-from tidegate.model.relation import Relation
 from tidegate.pipeline.event_intake import Taken, take_in
 from tidegate.pipeline.event_tables import ensure_tables
 from tidegate.pipeline.events import find_events, find_raw
-from tidegate.postgres.connect import Connection
 
 router = APIRouter(prefix="/events", tags=["events"])
 LINES = "application/x-ndjson"
-LOCK_MILLISECONDS = 5_000
 _KEYS = UUID("6f1c8d5e-3f0b-5f57-9a53-0f5c1f1b6a10")
 _EVENT = {
     "event_id": "5b1f7c3e-90ad-4c58-8f0e-2a3b4c5d6e7f",
@@ -93,7 +90,7 @@ class TakenIn(BaseModel):
     "new one. When the answer arrives, they are kept.",
     response_model=TakenIn,
     **route(
-        Scope.SUBMIT,
+        Scope.EVENTS,
         kinds.REFUSED,
         changes=True,
         responses={202: shown("They are kept.", _EXAMPLE)},
@@ -107,7 +104,8 @@ async def post_events(
     lines = request.headers.get("content-type", "").partition(";")[0].strip().lower() == LINES
 
     def work() -> dict[str, Any]:
-        return _take_in(service, _identified(_cut(body, lines=lines), event_id, key, caller.name))
+        bodies = _cut(body, lines=lines, most=service.context.settings.serve.max_events)
+        return _take_in(service, _identified(bodies, event_id, key, caller.name), caller.name)
 
     document = await to_thread.run_sync(work)
     # Each event is kept with its time: a line in the audit for every request would say no more.
@@ -128,14 +126,20 @@ def get_status(request: Request, service: Served) -> Response:
     return service.keep(request, answer(status_document(found)), since)
 
 
-def _cut(body: bytes, *, lines: bool) -> list[bytes]:
+def _cut(body: bytes, *, lines: bool, most: int) -> list[bytes]:
     """The events of a request; what cannot be cut is one event, which fails later."""
-    if lines:
-        return cut_lines(body)
-    if not body.strip():
+    if not lines and not body.strip():
         raise Problem(kinds.MALFORMED, "the body is empty; there is no event in it")
-    pieces = cut_array(body)
-    return [body] if pieces is None else pieces
+    pieces = cut_lines(body) if lines else cut_array(body)
+    if pieces is None:
+        return [body]
+    if len(pieces) > most:
+        raise Problem(
+            kinds.TOO_LARGE,
+            f"there are {len(pieces):,} events in the body, and {most:,} are taken at a time "
+            "(serve.max_events); none was kept",
+        )
+    return pieces
 
 
 def _identified(
@@ -155,8 +159,8 @@ def _identified(
     return [(one, body_text(body)) for one, body in zip(ids, bodies, strict=True)]
 
 
-def _take_in(service: Service, events: list[tuple[UUID, str]]) -> dict[str, Any]:
-    taken = _keep(service, events)
+def _take_in(service: Service, events: list[tuple[UUID, str]], sender: str) -> dict[str, Any]:
+    taken = _keep(service, events, sender)
     service.count_events(taken.accepted, taken.known)
     return {
         "accepted": taken.accepted,
@@ -166,19 +170,12 @@ def _take_in(service: Service, events: list[tuple[UUID, str]]) -> dict[str, Any]
     }
 
 
-def _keep(service: Service, events: list[tuple[UUID, str]]) -> Taken:
+def _keep(service: Service, events: list[tuple[UUID, str]], sender: str) -> Taken:
     # The model is not needed to take events in: it may be wrong while they come.
     connection_name, raw = find_raw(service.context)
     with service.context.databases.lease(connection_name) as connection:
         try:
-            return _insert(connection, raw, events)
-        except UndefinedTable:
+            return take_in(connection, raw, events, sender)
+        except (UndefinedTable, UndefinedColumn):
             ensure_tables(connection, find_events(service.context))
-            return _insert(connection, raw, events)
-
-
-def _insert(connection: Connection, raw: Relation, events: list[tuple[UUID, str]]) -> Taken:
-    # Whoever locks the table must not stop the whole service.
-    with connection.transaction():
-        connection.execute(f"SET LOCAL lock_timeout = {LOCK_MILLISECONDS}")
-        return take_in(connection, raw, events)
+            return take_in(connection, raw, events, sender)

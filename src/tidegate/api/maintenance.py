@@ -19,7 +19,7 @@ from tidegate.api.jobs import read
 from tidegate.api.maintenance_documents import MaintenanceJob, MaintenanceWish
 from tidegate.api.paging import Cursor, Limit, bad_cursor, decode, encode, links
 from tidegate.api.problems import Problem, invalid
-from tidegate.api.service import Asker, Served, Service
+from tidegate.api.service import Allow, Asker, Served, Service
 from tidegate.api.table_documents import ApiRecommendation, HistoryPage
 from tidegate.api.tables import TABLE, Table, reading
 from tidegate.api.texts import PLAIN, no_nul
@@ -98,7 +98,10 @@ def submit(
     _check(service, wish)
     with service.control() as control:
         table = name.find(service, control).target
-        order = read_order(policy_of(service.context, table), wish.actions, wish.options)
+        policy = policy_of(service.context, table)
+        order = read_order(policy, wish.actions, wish.options)
+        if not wish.dry_run and order.keeps_less(policy.options):
+            Allow(Scope.ADMIN)(caller)
         if wish.dry_run:
             job_id, repeated = _foretell(request, service, control, table, order, key)
         else:

@@ -14,9 +14,11 @@ from tidegate.model.maintenance import Action
 from tidegate.runtime.submitting import PRIORITIES
 from tidegate.settings.maintenance import ACTION_OPTIONS
 
+_MOST = 20
 _ACTIONS = {
     "type": "array",
     "minItems": 1,
+    "maxItems": _MOST,
     "items": {"type": "string", "enum": [one.value for one in Action]},
 }
 _OPTIONS = {
@@ -54,9 +56,9 @@ class MaintenanceWish(BaseModel):
     )
 
     # Names and values are looked at later, so that a message can say which there are.
-    actions: Annotated[list[str], WithJsonSchema(_ACTIONS)]
+    actions: Annotated[list[str], Field(max_length=_MOST), WithJsonSchema(_ACTIONS)]
     options: Annotated[dict[str, dict[str, Any]], WithJsonSchema(_OPTIONS)] = Field(
-        default_factory=dict
+        default_factory=dict, max_length=_MOST
     )
     dry_run: bool = False
     priority: int = Field(0, ge=PRIORITIES[0], le=PRIORITIES[-1], description="Higher ones first.")

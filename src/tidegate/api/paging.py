@@ -36,8 +36,12 @@ def decode(cursor: str, count: int) -> list[str]:
         padded = cursor + "=" * (-len(cursor) % 4)
         found = json.loads(base64.urlsafe_b64decode(padded))
         if isinstance(found, list) and len(found) == count:
-            return [str(one) for one in found]
-    except (ValueError, binascii.Error):
+            values = [str(one) for one in found]
+            # Half of a surrogate pair is a string to JSON and to nobody else; so is NUL.
+            "".join(values).encode()
+            if "\0" not in "".join(values):
+                return values
+    except (ValueError, binascii.Error, RecursionError):
         pass
     raise bad_cursor()
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
 import psycopg
+from anyio import to_thread
 from fastapi import APIRouter, Response
+from psycopg import errors as pg
 from pydantic import BaseModel
 
 from tidegate.api import problem_kinds as kinds
@@ -19,6 +22,7 @@ from tidegate.postgres.connect import Connection
 from tidegate.sql import migrations
 
 router = APIRouter(tags=["service"])
+PROBE_SECONDS = 3.0
 _ALIVE = b'{"status":"ok"}'
 _EXAMPLE = {"status": "ready", "schema_version": 3, "sweeper_age_seconds": 4.2, "draining": False}
 
@@ -53,19 +57,37 @@ async def healthz() -> Response:
     "/readyz",
     summary="Whether the service can do its work",
     description="503 with `reasons` when not: the control database does not answer or has another "
-    "schema, nobody sweeps, or no new jobs are taken in. Needs no token.",
+    "schema, nobody sweeps, or no new jobs are taken in. Answers within three seconds, also when "
+    "all other requests wait. Needs no token.",
     response_model=Ready,
     **route(None, kinds.NOT_READY, responses={200: shown("It can.", _EXAMPLE)}),
 )
-def readyz(service: Served) -> Response:
-    try:
-        with service.control() as control:
-            found, reasons = _look(service, control)
-    except (TidegateError, psycopg.Error):
-        found, reasons = {}, ["the control database does not answer"]
+async def readyz(service: Served) -> Response:
+    if service.probe is None or service.probe.done():
+        service.probe = asyncio.create_task(_look_soon(service))
+    found, reasons = await asyncio.shield(service.probe)
     if reasons:
         raise Problem(kinds.NOT_READY, "; ".join(reasons), reasons=reasons, **found)
     return answer({"status": "ready", **found})
+
+
+async def _look_soon(service: Service) -> tuple[dict[str, Any], list[str]]:
+    """Over a place that is kept for it: it is asked most when all others are taken."""
+
+    def look() -> tuple[dict[str, Any], list[str]]:
+        with service.control() as control, control.transaction():
+            control.execute("SET LOCAL lock_timeout = '500ms'; SET LOCAL statement_timeout = '1s'")
+            return _look(service, control)
+
+    try:
+        async with asyncio.timeout(PROBE_SECONDS):
+            return await to_thread.run_sync(
+                look, limiter=service.probe_place, abandon_on_cancel=True
+            )
+    except pg.LockNotAvailable:
+        return {}, ["a table of the control database is locked"]
+    except (TimeoutError, TidegateError, psycopg.Error):
+        return {}, ["the control database does not answer"]
 
 
 def _look(service: Service, control: Connection) -> tuple[dict[str, Any], list[str]]:

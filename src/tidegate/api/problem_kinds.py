@@ -38,16 +38,17 @@ FORBIDDEN = ProblemKind(
     "forbidden",
     403,
     "The token does not allow this",
-    "Each route says which scope it needs: read, submit or admin, each of which includes those "
-    "before it. Use a token with a larger one.",
+    "Each route says which scope it needs: events, read, submit or admin. submit includes events "
+    "and read, admin includes all; what keeps less of a table than the project's policy says needs "
+    "admin as well. Use a token with a larger one.",
 )
 LOOPBACK_ONLY = ProblemKind(
     "loopback-only",
     403,
     "Without tokens only this machine is served",
-    "The project has no token, so that only requests of this very machine are answered, under the "
-    "name localhost or an address of the loopback, not through a proxy and not from a page of "
-    "another site. Make a token with `tidegate token create NAME --scope read`.",
+    "The project never had a token, so that only requests of this very machine are answered, under "
+    "the name localhost or an address of the loopback, over HTTP/1.1, not through a proxy and not "
+    "from a page of another site. Make a token with `tidegate token create NAME --scope read`.",
 )
 NOT_FOUND = ProblemKind(
     "not-found",
@@ -106,7 +107,8 @@ TOO_LARGE = ProblemKind(
     "request-too-large",
     413,
     "The request is too large",
-    "Bodies are read up to serve.max_request, addresses up to 8 KB.",
+    "Bodies are read up to serve.max_request, addresses up to 8 KB, and events up to "
+    "serve.max_events in one request.",
 )
 UNSUPPORTED_TYPE = ProblemKind(
     "unsupported-media-type",
@@ -141,11 +143,19 @@ REFUSED = ProblemKind(
     "The request is refused",
     "`detail` says why, `hint` what to do. Nothing was changed.",
 )
+TOO_MANY_GUESSES = ProblemKind(
+    "too-many-guesses",
+    429,
+    "Too many wrong tokens",
+    "Ten wrong tokens from one address are answered at once, then one a second. A token that was "
+    "used here before goes on. Try again after the time that Retry-After says.",
+)
 HEADERS_TOO_LARGE = ProblemKind(
     "headers-too-large",
     431,
     "The headers are too large",
-    "Address and headers together are read up to 32 KB.",
+    "Address and headers together are read up to 32 KB. Some larger ones are refused with 400 and "
+    "without a document.",
 )
 INTERNAL = ProblemKind(
     "internal-error",
@@ -166,6 +176,21 @@ BUSY = ProblemKind(
     503,
     "Somebody else is at it",
     "What was asked for is held by another at this moment. Try again after the time that "
+    "Retry-After says.",
+)
+OVERLOADED = ProblemKind(
+    "overloaded",
+    503,
+    "The service has too much to do",
+    "As many requests as may use a database at a time do so, and none of them ended soon enough. "
+    "Nothing was changed. Try again after the time that Retry-After says.",
+)
+TOO_MANY_CONNECTIONS = ProblemKind(
+    "too-many-connections",
+    503,
+    "There are too many connections",
+    "The address has serve.max_connections_per_address open, or all together have "
+    "serve.max_connections. Use one for many requests, and try again after the time that "
     "Retry-After says.",
 )
 DATABASE = ProblemKind(

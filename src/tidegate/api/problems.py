@@ -19,6 +19,10 @@ from tidegate.postgres.connect import session_lost
 
 PROBLEM_JSON = "application/problem+json"
 RETRY_SECONDS = 5
+MOST_ERRORS = 20
+# Characters of a text in an answer: however much is wrong, little is said.
+_LONGEST = 1_000
+_LONGEST_INSIDE = 200
 _BY_STATUS = {404: kinds.NOT_FOUND, 405: kinds.METHOD_NOT_ALLOWED, 400: kinds.MALFORMED}
 
 
@@ -55,7 +59,7 @@ class Problem(Exception):
         }
         if self.hint is not None:
             found["hint"] = self.hint
-        return found | self.more
+        return {key: _cut(value) for key, value in (found | self.more).items()}
 
     def answer(self, path: str) -> Response:
         body = render(self.document(path))
@@ -81,6 +85,8 @@ def problem_of(error: Exception) -> Problem:
         session_lost(error) or isinstance(error, psycopg.OperationalError)
     ):
         return _unavailable()
+    if isinstance(error, TidegateError) and isinstance(error.__cause__, psycopg.OperationalError):
+        return _unavailable()
     if isinstance(error, TidegateError):
         return Problem(kinds.INTERNAL, error.message, hint=error.hint)
     return Problem(kinds.INTERNAL, kinds.INTERNAL.text)
@@ -88,8 +94,11 @@ def problem_of(error: Exception) -> Problem:
 
 def invalid(errors: list[dict[str, Any]]) -> Problem:
     """Some fields are wrong; each is named with what was expected."""
-    named = ", ".join(dict.fromkeys(str(one["field"]) for one in errors))
-    return Problem(kinds.INVALID, f"not understood: {named}; nothing was changed", errors=errors)
+    told = errors[:MOST_ERRORS]
+    named = ", ".join(dict.fromkeys(_cut(str(one["field"]), 60) for one in told))
+    more = f" and {len(errors) - MOST_ERRORS:,} more" if len(errors) > MOST_ERRORS else ""
+    said = f"not understood: {named}{more}; nothing was changed"
+    return Problem(kinds.INVALID, said, errors=told)
 
 
 def answer_problems(app: FastAPI) -> None:
@@ -117,6 +126,17 @@ def answer_problems(app: FastAPI) -> None:
         Exception,
     ):
         app.add_exception_handler(kind, tell)
+
+
+def _cut(value: Any, longest: int = _LONGEST) -> Any:
+    """A value of an answer, its texts shortened."""
+    if isinstance(value, str):
+        return value if len(value) <= longest else f"{value[: longest - 1]}…"
+    if isinstance(value, dict):
+        return {key: _cut(one, _LONGEST_INSIDE) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_cut(one, _LONGEST_INSIDE) for one in value]
+    return value
 
 
 def _unavailable() -> Problem:

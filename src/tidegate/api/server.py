@@ -6,16 +6,20 @@ import contextlib
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
+from typing import Any, cast
 
 import uvicorn
 
 from tidegate.api.access import is_loopback
 from tidegate.api.app import create_app
-from tidegate.api.protocol import BoundedProtocol
+from tidegate.api.connections import Connections
+from tidegate.api.door import LARGEST_HEAD
 from tidegate.control.api_tokens import ApiTokens
 from tidegate.errors import BusyError, UsageError
 from tidegate.log import log
@@ -28,13 +32,23 @@ _GRACE_SECONDS = 1
 class Server(uvicorn.Server):
     """uvicorn's server, which is gone within two seconds of being told, whatever it is at."""
 
-    def __init__(self, project: Project, listening: socket.socket) -> None:
+    def __init__(
+        self, project: Project, listening: socket.socket, tls: ssl.SSLContext | None = None
+    ) -> None:
+        serve = project.settings.serve
+        self.connections = Connections(
+            serve.max_connections, serve.max_connections_per_address, tls
+        )
         super().__init__(
             uvicorn.Config(
                 create_app(project),
-                http=BoundedProtocol,
+                # h11 bounds heads and trailers alike, and ignores what trailers say.
+                http=cast(Any, self.connections.protocol),
+                h11_max_incomplete_event_size=LARGEST_HEAD,
                 ws="none",
                 log_config=None,
+                # Whoever sends no HTTP must not fill the log.
+                log_level="error",
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
@@ -99,10 +113,33 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def address(listening: socket.socket) -> str:
+def tls_context(cert: str | None, key: str | None, folder: Path) -> ssl.SSLContext | None:
+    """What HTTPS is spoken with; None where there is no certificate."""
+    if cert is None:
+        if key is not None:
+            raise UsageError("there is a key for TLS and no certificate", "give --tls-cert too")
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(folder / cert, None if key is None else folder / key, password="")
+    except FileNotFoundError:
+        raise UsageError(
+            f"there is no file {cert if key is None else f'{cert} or {key}'}",
+            "serve.tls_cert and serve.tls_key name files, from the project's folder on",
+        ) from None
+    except OSError as error:
+        reason = getattr(error, "reason", None) or error.strerror
+        raise UsageError(
+            f"{cert} cannot be used for TLS: {reason}",
+            "a certificate and its key without a password are needed, both as PEM",
+        ) from None
+    return context
+
+
+def address(listening: socket.socket, *, tls: bool = False) -> str:
     """Where to ask, as a URL."""
     host, port = listening.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"http{'s' * tls}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def refuse_open_door(project: Project, host: str) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
+from anyio import CapacityLimiter
 from fastapi import Depends, Request, Response
 from prometheus_client import CollectorRegistry, Counter
 
@@ -46,6 +48,9 @@ class Service:
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     started_at: float = field(default_factory=time.monotonic)
     kept: KeptAnswers = field(default_factory=KeptAnswers)
+    probe: asyncio.Task[Any] | None = None
+    """what those who ask whether it is ready wait for together"""
+    probe_place: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
     requests: Requests = field(init=False)
     audit: AccessAudit = field(init=False)
     _events: Counter = field(init=False)

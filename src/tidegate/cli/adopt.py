@@ -13,7 +13,7 @@ from tidegate.cli.options import (
     DryRun,
     Profile,
     ProjectFolder,
-    TakeOver,
+    TakeTable,
     open_project,
 )
 from tidegate.cli.output import print_json, print_line
@@ -45,7 +45,7 @@ def adopt(
         ),
     ] = None,
     dry_run: DryRun = False,
-    take_over: TakeOver = False,
+    take_over: TakeTable = False,
     project: ProjectFolder = HERE,
     profile: Profile = None,
     as_json: AsJson = False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import date, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,7 @@ import typer
 
 from tidegate.cli.options import (
     HERE,
+    AllowRemoval,
     AsJson,
     Concurrency,
     Parameters,
@@ -59,6 +61,7 @@ def backfill(
     ] = None,
     parameters: Parameters = None,
     concurrency: Concurrency = None,
+    allow_removal: AllowRemoval = False,
     project: ProjectFolder = HERE,
     profile: Profile = None,
     as_json: AsJson = False,
@@ -79,7 +82,12 @@ def backfill(
 
     opened = open_project(project, profile)
     if name not in opened.tasks and name.partition(".")[0] in opened.names:
-        for_tasks = {"--over": over, "--param": parameters, "--concurrency": concurrency}
+        for_tasks = {
+            "--over": over,
+            "--param": parameters,
+            "--concurrency": concurrency,
+            "--allow-removal": allow_removal or None,
+        }
         wrong = [option for option, value in for_tasks.items() if value is not None]
         if wrong:
             raise UsageError(f"{wrong[0]} is for tasks, and {name} is a sync", "leave it out")
@@ -94,7 +102,7 @@ def backfill(
     runs = _runs(find_task(opened.tasks, name), over, days, given)
     run_steps(
         opened,
-        runs,
+        [replace(run, allow_removal=allow_removal) for run in runs],
         concurrency=concurrency,
         as_json=as_json,
         leave=leave,

@@ -1,7 +1,8 @@
-"""Logs go to standard error as one plain line each."""
+"""Logs go to standard error as one line each, plain or JSON."""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from contextlib import suppress
@@ -29,14 +30,28 @@ class _Line(logging.Formatter):
         return f"timestamp={at!r} level={record.levelname.lower()!r} {record.getMessage()}"
 
 
-def configure() -> None:
+class _Json(logging.Formatter):
+    """The parts of an event as a JSON object."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        found = {
+            "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname.lower(),
+            **getattr(record, "tidegate", {"event": record.getMessage()}),
+        }
+        if record.exc_info:
+            found["exception"] = self.formatException(record.exc_info)
+        return json.dumps(found, default=str)
+
+
+def configure(*, as_json: bool = False) -> None:
     """Set up our logger for a command, and structlog for the user's own code in it."""
     import structlog
 
     from tidegate.log import LOGGER
 
     handler = logging.StreamHandler(cast(TextIO, _StandardError()))
-    handler.setFormatter(_Line())
+    handler.setFormatter(_Json() if as_json else _Line())
     logger = logging.getLogger(LOGGER)
     logger.handlers[:] = [handler]
     logger.setLevel(logging.INFO)
@@ -45,7 +60,9 @@ def configure() -> None:
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
+            structlog.processors.JSONRenderer()
+            if as_json
+            else structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
         ],
         logger_factory=structlog.PrintLoggerFactory(file=cast(TextIO, _StandardError())),
     )

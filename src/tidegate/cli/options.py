@@ -46,10 +46,25 @@ FollowQueued = Annotated[
     bool, typer.Option("--follow", "-f", help="With --queue: watch until it ends.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+AllowRemoval = Annotated[
+    bool,
+    typer.Option(
+        "--allow-removal",
+        help="Let more of the target go than [safety] max_removed says.",
+    ),
+]
 TakeOver = Annotated[
     bool,
     typer.Option(
         "--take-over", help="Take the table over from another control plane that is stopped."
+    ),
+]
+TakeTable = Annotated[
+    bool,
+    typer.Option(
+        "--take-over",
+        help="Take the table over from another control plane that is stopped, or from another "
+        "sync, whose rows stay.",
     ),
 ]
 HERE = Path()

@@ -112,6 +112,7 @@ def _lines(plan: SyncPlan) -> list[str]:
         *([("horizon", _horizon(plan))] if _has_horizon(plan) else []),
         ("guarantee", f"{plan.guarantee}: {plan.because}"),
         ("to load", _rows(plan)),
+        *([("removes", f"{plan.removes:,} rows at least")] if plan.removes else []),
         ("target", _target(plan)),
         *(("", f"  {part}") for part in plan.target_table.create or plan.target_table.alter),
         ("lock", _lock(plan)),
@@ -213,7 +214,7 @@ def _has_horizon(plan: SyncPlan) -> bool:
 def _horizon(plan: SyncPlan) -> str:
     text = plan.horizon or "nothing may be read now"
     lookback = f"; lookback {plan.lookback}" if plan.lookback else ""
-    held = f"; oldest open transaction: {plan.held_by}" if plan.held_by else ""
+    held = f"; held back by {plan.held_by}" if plan.held_by else ""
     return text + lookback + held
 
 

@@ -69,6 +69,7 @@ def queue_syncs(
     order: QueueOptions,
     *,
     full_refresh: bool,
+    allow_removal: bool,
     follow: bool,
     as_json: bool,
 ) -> None:
@@ -80,7 +81,14 @@ def queue_syncs(
     errors: list[TidegateError] = []
     for sync in chosen:
         try:
-            found = _submit(opened, sync, order, full_refresh, several=len(chosen) > 1)
+            found = _submit(
+                opened,
+                sync,
+                order,
+                full_refresh=full_refresh,
+                allow_removal=allow_removal,
+                several=len(chosen) > 1,
+            )
         except TidegateError as error:
             errors.append(error)
             documents.append({"sync": sync.name, "error": error.message, "hint": error.hint})
@@ -106,7 +114,13 @@ def queue_syncs(
 
 
 def _submit(
-    opened: Project, sync: Sync, order: QueueOptions, full_refresh: bool, *, several: bool
+    opened: Project,
+    sync: Sync,
+    order: QueueOptions,
+    *,
+    full_refresh: bool,
+    allow_removal: bool,
+    several: bool,
 ) -> dict[str, Any]:
     from dataclasses import replace
 
@@ -118,6 +132,7 @@ def _submit(
         found = opened.submit(
             sync,
             full_refresh=full_refresh,
+            allow_removal=allow_removal,
             priority=order.priority,
             at=order.visible_at,
             delay=order.delay_seconds,

@@ -13,6 +13,7 @@ import typer
 
 from tidegate.cli.options import (
     HERE,
+    AllowRemoval,
     AllSyncs,
     AsJson,
     Concurrency,
@@ -20,7 +21,7 @@ from tidegate.cli.options import (
     Parameters,
     Profile,
     ProjectFolder,
-    TakeOver,
+    TakeTable,
     choose_syncs,
     open_project,
 )
@@ -59,6 +60,7 @@ def run(
             help="Load everything again in one commit; rows gone from the source leave the target.",
         ),
     ] = False,
+    allow_removal: AllowRemoval = False,
     max_batches: Annotated[
         int | None, typer.Option(min=1, help="Stop each sync after this many loads.")
     ] = None,
@@ -68,7 +70,7 @@ def run(
         typer.Option("--again", help="Do the named tasks again, even if they are complete."),
     ] = False,
     concurrency: Concurrency = None,
-    take_over: TakeOver = False,
+    take_over: TakeTable = False,
     queue: Annotated[
         bool, typer.Option("--queue", help="Queue it for a worker instead of running it here.")
     ] = False,
@@ -124,7 +126,8 @@ def run(
                 "--take-over": take_over,
             }
         )
-        steps = choose_steps(opened, names or [], read_parameters(parameters or []))
+        values = read_parameters(parameters or [])
+        steps = choose_steps(opened, names or [], values, allow_removal=allow_removal)
         if again:
             forget_steps(opened, steps)
         if queue:
@@ -159,6 +162,7 @@ def run(
             opened.expand(wanted, fresh=full_refresh),
             order,
             full_refresh=full_refresh,
+            allow_removal=allow_removal,
             follow=follow,
             as_json=as_json,
         )
@@ -177,6 +181,7 @@ def run(
         report = opened.run_many(
             chosen,
             full_refresh=full_refresh,
+            allow_removal=allow_removal,
             max_batches=max_batches,
             take_over=take_over,
             concurrency=concurrency,
@@ -244,6 +249,8 @@ class _Screen:
             error = TidegateError(f"{end.sync.name}: {end.error.message}", end.error.hint)
             print_error(error, as_json=False)
         elif end.report is not None:
+            for remark in dict.fromkeys(end.report.outcome.remarks):
+                print_line(f"{end.sync.name}: {remark}")
             print_line(_summary(end.sync, end.report))
 
 

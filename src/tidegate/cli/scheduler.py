@@ -34,19 +34,19 @@ def scheduler(
     """
     from tidegate.cli.translation import translated
     from tidegate.control.workers import Worker
+    from tidegate.runtime.notifier import Notifier
     from tidegate.runtime.shutdown import PATIENCE_SECONDS, SIGNALS, Shutdown
     from tidegate.runtime.state_keeper import StateKeeper
 
     with open_project(project, profile) as opened:
         identity = Worker.of_this_process(opened.name, "tidegate scheduler")
-        loop = opened.schedule_loop(f"scheduler {identity.worker_id}")
-        notifying = opened.notify_loop()
+        made = opened.scheduler(f"scheduler {identity.worker_id}")
         path = opened.settings.state_file
         keeper = None if path is None else StateKeeper(opened.context, path)
         if once:
             opened.context.control_id()
             with translated("scheduling"), opened.context.plane.connect() as control:
-                done = loop.scheduler.run_once(control)
+                done = made.run_once(control)
             if as_json:
                 print_json(asdict(done))
             else:
@@ -71,8 +71,8 @@ def scheduler(
             if keeper is not None:
                 # Before the first look, which would fill the schedules.
                 keeper.load_on_start()
-            loop.start()
-            notifying.start()
+            made.loop().start()
+            Notifier(opened.context).loop().start()
             if not as_json:
                 many = len(opened.scheduled)
                 print_line(

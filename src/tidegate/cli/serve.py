@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,6 +20,14 @@ def serve(
         typer.Option(
             "--port", min=0, max=65_535, help="The port; serve.port by default, 0 for a free one."
         ),
+    ] = None,
+    tls_cert: Annotated[
+        str | None,
+        typer.Option("--tls-cert", help="A certificate (PEM): HTTPS; serve.tls_cert by default."),
+    ] = None,
+    tls_key: Annotated[
+        str | None,
+        typer.Option("--tls-key", help="Its key, if in another file; serve.tls_key by default."),
     ] = None,
     openapi: Annotated[
         bool, typer.Option("--openapi", help="Print the OpenAPI document and end.")
@@ -39,24 +48,39 @@ def serve(
     if openapi:
         print_json(routes().openapi())
         return
-    from tidegate.api.loops import Loops
-    from tidegate.api.server import Server, address, listen, refuse_open_door
+    from tidegate.api.access import is_loopback
+    from tidegate.api.server import Server, address, listen, refuse_open_door, tls_context
+    from tidegate.cli.logging import configure
+    from tidegate.control.workers import Worker
+    from tidegate.log import log
 
     with open_project(project, profile) as opened:
-        chosen = opened.settings.serve.host if host is None else host
+        settings = opened.settings.serve
+        if settings.log == "json":
+            configure(as_json=True)
+        # A file that a command names is one from here, a file that the project names is its own.
+        if tls_cert is not None:
+            tls = tls_context(tls_cert, tls_key, Path.cwd())
+        else:
+            tls = tls_context(settings.tls_cert, tls_key or settings.tls_key, opened.settings.root)
+        chosen = settings.host if host is None else host
         tokens = refuse_open_door(opened, chosen)
-        listening = listen(chosen, opened.settings.serve.port if port is None else port)
-        where = address(listening)
+        if tls is None and not is_loopback(chosen):
+            log.warning("tokens_travel_in_the_open", host=chosen, hint="serve.tls_cert")
+        listening = listen(chosen, settings.port if port is None else port)
+        where = address(listening, tls=tls is not None)
 
-        loops = Loops(opened)
+        loops = opened.loops(Worker.of_this_process(opened.name, "tidegate serve").worker_id)
 
         def ready() -> None:
-            loops.start()
+            for loop in loops:
+                loop.start()
             if as_json:
                 print_json({"project": opened.name, "address": where, "tokens_needed": tokens})
                 return
             who = "a token is needed" if tokens else "this machine only, no token needed"
             print_line(f"{opened.name} is served at {where} ({who}); see {where}/docs")
 
-        Server(opened, listening).run_here(ready)
-        loops.stop()
+        Server(opened, listening, tls).run_here(ready)
+        for loop in loops:
+            loop.stop()

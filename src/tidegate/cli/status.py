@@ -148,6 +148,7 @@ def _notes(status: SyncStatus) -> list[str]:
         notes.append(f"{status.target} is held by {status.lock.holder}{note}")
     if status.late is not None:
         notes.append(_late(status.late, status.lookback))
+    notes += status.notes
     if status.error:
         notes.append("last error: " + status.error.replace("\n", ";"))
     if status.problem:

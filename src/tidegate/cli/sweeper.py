@@ -26,19 +26,20 @@ def sweeper(
     Example: tidegate sweeper
     """
     from tidegate.control.workers import Worker
+    from tidegate.runtime.notifier import Notifier
+    from tidegate.runtime.policy_loop import PolicyKeeper
+    from tidegate.runtime.refreshing import Refresher
     from tidegate.runtime.shutdown import Shutdown
 
     with open_project(project, profile) as opened:
         identity = Worker.of_this_process(opened.name, "tidegate sweeper")
-        loop = opened.sweep_loop(identity.worker_id)
-        refreshing = opened.refresh_loop()
-        notifying = opened.notify_loop()
         if once:
             opened.context.control_id()
             with opened.context.plane.connect() as control:
-                swept = loop.sweeper.run_once(control, tidy=True)
-                notified = notifying.notifier.run_once(control)
-            refreshed = refreshing.refresh()
+                swept = opened.sweeper(identity.worker_id).run_once(control, tidy=True)
+                notified = Notifier(opened.context).run_once(control)
+                refreshed = Refresher(opened.context).run_once(control)
+                PolicyKeeper(opened.context).run_once(control)
             if as_json:
                 print_json(asdict(swept) | {"tables": refreshed, "notified": notified.delivered})
             else:
@@ -49,9 +50,8 @@ def sweeper(
             return
         with Shutdown(lambda _: 0):
             opened.context.control_id()
-            loop.start()
-            refreshing.start()
-            notifying.start()
+            for loop in opened.loops(identity.worker_id):
+                loop.start()
             if not as_json:
                 print_line(f"sweeper {identity.worker_id} looks after {opened.name}")
             threading.Event().wait()

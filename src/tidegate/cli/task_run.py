@@ -36,18 +36,27 @@ def read_parameters(given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def choose_steps(opened: Project, names: Sequence[str], parameters: dict[str, str]) -> list[Step]:
+def choose_steps(
+    opened: Project,
+    names: Sequence[str],
+    parameters: dict[str, str],
+    *,
+    allow_removal: bool = False,
+) -> list[Step]:
     """The tasks that were named, with these parameters, and syncs beside them."""
+    from dataclasses import replace
+
     from tidegate.model.task import SyncRun
 
     tasks = opened.tasks
     found: list[Step] = []
     for name in dict.fromkeys(names):
         if name in tasks:
-            found.append(tasks[name].run(tasks[name].signature.parse(name, parameters)))
+            run = tasks[name].run(tasks[name].signature.parse(name, parameters))
+            found.append(replace(run, allow_removal=allow_removal))
         else:
             opened.expand([name])
-            found.append(SyncRun(name))
+            found.append(SyncRun(name, allow_removal))
     return found
 
 

@@ -27,24 +27,28 @@ TokenName = Annotated[str, typer.Argument(metavar="NAME", help="The token's name
 def create(
     name: TokenName,
     scope: Annotated[
-        Scope, typer.Option("--scope", help="What it allows; each includes those before it.")
+        Scope,
+        typer.Option(
+            "--scope",
+            help="What it allows: only to send events; to read; both and to queue; everything.",
+        ),
     ] = Scope.READ,
     expires: Annotated[
-        str | None, typer.Option("--expires", help='After which time it ends, such as "90 days".')
-    ] = None,
+        str, typer.Option("--expires", help='After which time it ends, such as "1 day", or never.')
+    ] = "90 days",
     project: ProjectFolder = HERE,
     profile: Profile = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a token and print it once; only its hash is kept.
 
-    Example: tidegate token create nightly --scope submit --expires "90 days"
+    Example: tidegate token create nightly --scope submit --expires "30 days"
     """
     from tidegate.control.access_audit import AccessAudit
     from tidegate.control.api_tokens import ApiTokens
     from tidegate.control.workers import user_name
 
-    seconds = None if expires is None else _seconds(expires)
+    seconds = None if expires == "never" else _seconds(expires)
     opened = open_project(project, profile)
     context, actor = opened.context, f"{user_name()} (tidegate token create)"
     with translated("making a token"):
@@ -126,7 +130,7 @@ def revoke(
         with context.plane.connect() as control, control.transaction():
             tokens = ApiTokens(context.plane)
             token = tokens.revoke(control, opened.name, name, actor=actor)
-            left = tokens.any_exists(control, opened.name)
+            left = tokens.any_good(control, opened.name)
             AccessAudit(context.plane, opened.name).record(
                 control, actor=actor, action="token revoke", object=name, outcome="revoked"
             )
@@ -135,7 +139,48 @@ def revoke(
         return
     print_line(f"token {name} is revoked")
     if not left:
-        print_line("it was the last one: the service now answers this machine only, without any")
+        print_line(
+            "it was the last good one: the service answers nobody now; make another, or let this "
+            "machine in without any: tidegate token open --yes"
+        )
+
+
+@app.command("open")
+def open_(
+    yes: Annotated[bool, typer.Option("--yes", help="Do it.")] = False,
+    project: ProjectFolder = HERE,
+    profile: Profile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let this machine in without a token again: forget those that are revoked or expired.
+
+    Whoever reaches the service from this machine may do everything then, also through a proxy that
+    does not say that it is one.
+
+    Example: tidegate token open --yes
+    """
+    from tidegate.control.access_audit import AccessAudit
+    from tidegate.control.api_tokens import ApiTokens
+    from tidegate.control.workers import user_name
+
+    if not yes:
+        raise UsageError(
+            "without tokens everybody on this machine may do everything through the service",
+            "if that is what you want: tidegate token open --yes",
+        )
+    opened = open_project(project, profile)
+    context, actor = opened.context, f"{user_name()} (tidegate token open)"
+    with translated("opening the service"):
+        context.control_id()
+        with context.plane.connect() as control, control.transaction():
+            forgotten = ApiTokens(context.plane).forget_all(control, opened.name)
+            AccessAudit(context.plane, opened.name).record(
+                control, actor=actor, action="token open", object=None, outcome="open"
+            )
+    if as_json:
+        print_json({"project": opened.name, "forgotten": forgotten})
+        return
+    print_line("the service answers this machine without a token, and no other")
 
 
 def _seconds(text: str) -> float:
@@ -147,7 +192,7 @@ def _seconds(text: str) -> float:
         raise UsageError(f"--expires {text!r}", f"expected {error}") from None
     if not 0 < found <= 100 * 365 * 86_400:
         raise UsageError(
-            f"--expires {text!r}", "expected a time from now, 100 years at most, or none at all"
+            f"--expires {text!r}", "expected a time from now, 100 years at most, or never"
         )
     return found
 

@@ -30,12 +30,13 @@ def up(
 
     Example: tidegate up --workers 2
     """
+    from tidegate.runtime.refreshing import Refresher
     from tidegate.runtime.supervisor import Supervised, Supervisor
 
     opened = open_project(project, profile)
     opened.context.control_id()
     folder = opened.settings.root
-    lakes = opened.refresh_loop().refresher.lakes
+    lakes = Refresher(opened.context).lakes
     tells = bool(opened.settings.notify.channels)
     schedules = bool(opened.scheduled)
     opened.close()

@@ -10,6 +10,7 @@ import typer
 
 from tidegate.cli.options import (
     HERE,
+    AllowRemoval,
     AllSyncs,
     AsJson,
     Profile,
@@ -19,7 +20,7 @@ from tidegate.cli.options import (
     open_project,
 )
 from tidegate.cli.output import print_error, print_json, print_line
-from tidegate.errors import TidegateError
+from tidegate.errors import TidegateError, UsageError
 
 if TYPE_CHECKING:
     from tidegate.model.verification import Difference, Verification
@@ -35,6 +36,7 @@ def verify(
             help="Load the differing ranges of keys again; rows gone from the source leave.",
         ),
     ] = False,
+    allow_removal: AllowRemoval = False,
     project: ProjectFolder = HERE,
     profile: Profile = None,
     as_json: AsJson = False,
@@ -52,6 +54,8 @@ def verify(
     from tidegate.runtime.repairing import repair_sync
     from tidegate.runtime.shutdown import Shutdown
 
+    if allow_removal and not repair:
+        raise UsageError("--allow-removal is for --repair", "add --repair, or leave it out")
     opened = open_project(project, profile)
     chosen = opened.expand(choose_syncs(names or [], all_, opened.names))
     documents: list[Any] = []
@@ -63,7 +67,9 @@ def verify(
             stack.enter_context(
                 Shutdown(partial(leave, opened, heartbeat), patience_seconds=PATIENCE_SECONDS)
             )
-            check = partial(repair_sync, opened.context, heartbeat=heartbeat)
+            check = partial(
+                repair_sync, opened.context, heartbeat=heartbeat, allow_removal=allow_removal
+            )
         for sync in chosen:
             try:
                 found = check(sync)

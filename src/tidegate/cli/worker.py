@@ -41,12 +41,12 @@ def worker(
     chosen = [kind.strip() for kind in (kinds or "").split(",") if kind.strip()]
     made = opened.worker(kinds=chosen, concurrency=concurrency, once=once, burst=burst)
     identity = made.heartbeat.worker
-    sweeping = opened.sweep_loop(f"sweeper of {identity.worker_id}")
+    sweeping = opened.sweeper(f"sweeper of {identity.worker_id}").loop()
 
     def ready() -> None:
         if once or burst:
             # What the dead have left counts as work that is there.
-            sweeping.sweep()
+            sweeping.run_once()
         sweeping.start()
         if not as_json:
             print_line(

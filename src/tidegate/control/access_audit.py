@@ -29,7 +29,7 @@ class AccessLine:
 
 @dataclass(frozen=True, slots=True)
 class AccessAudit:
-    """The record of changing requests; lines are only ever added."""
+    """The record of changing requests; lines are added, and forgotten when they are old."""
 
     plane: ControlPlane
     project: str
@@ -66,3 +66,10 @@ class AccessAudit:
             {"project": self.project, "before": before, "limit": limit},
         )
         return [AccessLine(*row) for row in rows]
+
+    def prune(self, connection: Connection, older_than_seconds: float, limit: int = 1_000) -> int:
+        """Forget at most `limit` old lines; 0 when there is nothing left to do."""
+        return connection.execute(
+            self.plane.statement("access_audit", "prune_access"),
+            {"project": self.project, "older_than": older_than_seconds, "limit": limit},
+        ).rowcount

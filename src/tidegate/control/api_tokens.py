@@ -46,7 +46,7 @@ class ApiToken:
 
 @dataclass(frozen=True, slots=True)
 class FoundToken:
-    """Whether a project has tokens at all, and the one that was shown, if it is good."""
+    """Whether a project ever had a token, and the one that was shown, if it is good."""
 
     any_exists: bool
     token: ApiToken | None
@@ -116,11 +116,30 @@ class ApiTokens:
         return FoundToken(any_exists, token if token.is_good else None)
 
     def any_exists(self, connection: Connection, project: str) -> bool:
-        """Whether anybody was given a token; one that has expired counts."""
+        """Whether anybody was ever given a token; one that opens nothing any more counts."""
+        return self._standing(connection, project)[0]
+
+    def any_good(self, connection: Connection, project: str) -> bool:
+        """Whether there is a token that opens something."""
+        return self._standing(connection, project)[1]
+
+    def forget_all(self, connection: Connection, project: str) -> int:
+        """Open the door: from now on this machine needs none. Good ones must be revoked first."""
+        if self.any_good(connection, project):
+            raise UsageError(
+                "there are tokens that are good still; nothing was changed",
+                "revoke them first: tidegate token list, tidegate token revoke NAME",
+            )
+        return connection.execute(
+            self.plane.statement("api_tokens", "forget_tokens"), {"project": project}
+        ).rowcount
+
+    def _standing(self, connection: Connection, project: str) -> tuple[bool, bool]:
         row = connection.execute(
             self.plane.statement("api_tokens", "has_tokens"), {"project": project}
         ).fetchone()
-        return bool(row and row[0])
+        assert row is not None
+        return bool(row[0]), bool(row[1])
 
     def revoke(self, connection: Connection, project: str, name: str, *, actor: str) -> ApiToken:
         row = connection.execute(

@@ -128,7 +128,8 @@ class ControlPlane:
     def _apply(self, connection: Connection) -> None:
         schema = sql.Identifier(self.schema)
         connection.execute(
-            "SELECT pg_advisory_xact_lock(hashtextextended('tidegate:' || %s, 0))", (self.schema,)
+            "SELECT pg_advisory_xact_lock(hashtextextended('tidegate:' || %s, 0::bigint))",
+            (self.schema,),
         )
         exists = connection.execute(
             "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = %s)", (self.schema,)

@@ -31,7 +31,7 @@ class TaskMonths:
         with connection.transaction():
             # One at a time; who was slower finds them made.
             connection.execute(
-                "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))",
+                "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0::bigint))",
                 (_LOCK + self.plane.schema,),
             )
             made = 0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from psycopg import errors as pg
 from psycopg import sql
 
-from tidegate.destinations.merge import same_key
+from tidegate.destinations.merge import own_operator, same_key
 from tidegate.errors import DeclarationError, DestinationError
 from tidegate.model.column import RelationKind
 from tidegate.model.relation import MAX_NAME_BYTES, Relation
@@ -110,16 +110,35 @@ def newest_first(shape: Shape, alias: str | None = None) -> sql.Composed:
 def append_statement(
     raw: Relation, rows: sql.Composable, shape: Shape, update_id: str
 ) -> sql.Composed:
-    """Add the versions that are not there yet, in the order of their cursor.
+    """Add the versions that are not there yet, in the order of their cursor."""
+    order: list[sql.Composable] = []
+    if shape.cursor is not None:
+        order.append(sql.SQL("s.{} NULLS FIRST").format(sql.Identifier(shape.cursor)))
+    order.append(sql.SQL('ROW({})::text COLLATE "C"').format(column_list(shape.names, "s")))
+    return sql.SQL(
+        "INSERT INTO {raw} ({names}, update_id) SELECT {columns}, {update_id} FROM {new}"
+        " ORDER BY {order}"
+    ).format(
+        raw=qualified(raw),
+        names=column_list(shape.names),
+        columns=column_list(shape.names, "s"),
+        update_id=sql.Literal(update_id),
+        new=new_versions(raw, rows, shape),
+        order=sql.SQL(", ").join(order),
+    )
+
+
+def new_versions(raw: Relation, rows: sql.Composable, shape: Shape) -> sql.Composed:
+    """What follows FROM: the versions that are not there yet, called s.
 
     Where the key is unique in the source, a row that differs from the newest version is a new
     one, even if it looked like this before. Where it is not, any equal version is the same row.
     """
-    equal = sql.SQL("record_image_eq(ROW({}), ROW({}))").format(
+    equal = sql.SQL("pg_catalog.record_image_eq(ROW({}), ROW({}))").format(
         column_list(shape.names, "o"), column_list(shape.names, "s")
     )
     present: sql.Composable = sql.SQL("EXISTS (SELECT FROM {} o WHERE {} AND {})").format(
-        qualified(raw), same_key("o", "s", shape.key), equal
+        qualified(raw), same_key("o", "s", shape), equal
     )
     if shape.key_is_unique:
         newest = sql.SQL(
@@ -127,34 +146,21 @@ def append_statement(
         ).format(
             equal=equal,
             raw=qualified(raw),
-            same=same_key("o", "s", shape.key),
+            same=same_key("o", "s", shape),
             order=newest_first(shape, "o"),
         )
         older: sql.Composable = sql.SQL("false")
         if shape.cursor is not None:
-            older = sql.SQL("EXISTS (SELECT FROM {} o WHERE {} AND o.{c} > s.{c})").format(
+            older = sql.SQL("EXISTS (SELECT FROM {} o WHERE {} AND o.{c} {newer} s.{c})").format(
                 qualified(raw),
-                same_key("o", "s", shape.key),
+                same_key("o", "s", shape),
                 c=sql.Identifier(shape.cursor),
+                newer=own_operator(">", shape, shape.cursor),
             )
         present = sql.SQL("coalesce({}, false) OR ({} AND {})").format(newest, older, present)
-    order: list[sql.Composable] = []
-    if shape.cursor is not None:
-        order.append(sql.SQL("s.{} NULLS FIRST").format(sql.Identifier(shape.cursor)))
-    order.append(sql.SQL('ROW({})::text COLLATE "C"').format(column_list(shape.names, "s")))
     return sql.SQL(
-        "INSERT INTO {raw} ({names}, update_id) SELECT {columns}, {update_id} FROM"
-        " (SELECT DISTINCT ON (ROW({names})::text) {names} FROM ({rows}) d) s"
-        " WHERE NOT ({present}) ORDER BY {order}"
-    ).format(
-        raw=qualified(raw),
-        names=column_list(shape.names),
-        columns=column_list(shape.names, "s"),
-        update_id=sql.Literal(update_id),
-        rows=rows,
-        present=present,
-        order=sql.SQL(", ").join(order),
-    )
+        "(SELECT DISTINCT ON (ROW({names})::text) {names} FROM ({rows}) d) s WHERE NOT ({present})"
+    ).format(names=column_list(shape.names), rows=rows, present=present)
 
 
 def chunk_end_statement(raw: Relation, after: int, limit: int) -> sql.Composed:
@@ -177,7 +183,7 @@ def superseded_condition(raw: Relation, shape: Shape, after: int, until: int) ->
         return sql.SQL("(SELECT n.{} FROM {} n WHERE {} ORDER BY {} LIMIT 1)").format(
             sql.Identifier(column),
             qualified(raw),
-            same_key("n", "o", shape.key),
+            same_key("n", "o", shape),
             newest_first(shape, "n"),
         )
 

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from tidegate.destinations import append, deletes, merge
+from tidegate.destinations import append, deletes, merge, obstacles
 from tidegate.destinations.late import LateRows
-from tidegate.destinations.target import physical_table
+from tidegate.destinations.target import is_versioned, physical_table
 from tidegate.model.lateness import Late
 from tidegate.model.relation import Relation
 from tidegate.model.rules import Mode, Rules
 from tidegate.model.shape import Shape
 from tidegate.postgres.catalog import is_empty
-from tidegate.postgres.connect import Connection
-from tidegate.postgres.identifiers import qualified
+from tidegate.postgres.connect import Connection, own_path
+from tidegate.postgres.identifiers import column_list, qualified
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class Applied:
     """it has none after a batch that carried deletes, or that was all and nothing"""
     late: Late | None = None
     """rows that came after the watermark had passed them"""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,12 @@ class Step:
     counts: bool = True
     tells_changes: bool = False
     """it leaves alone what is there already"""
+    removes: bool = False
+    """the rows it touches are in the target no more"""
+    clears: bool = False
+    """it empties the target for what comes next, if anything does"""
+    puts: sql.Composable | None = None
+    """what follows FROM in a question for the rows that it puts in"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +68,62 @@ class Application:
 
     def apply(self, connection: Connection) -> Applied:
         first = is_empty(connection, qualified(self.table))
-        changed = 0
+        changed = cleared = put = 0
         late: Late | None = None
+        notes: tuple[str, ...] = ()
+        triggers = [] if self.rows is None else obstacles.row_triggers(connection, self.table)
         for step in self.steps(first=first):
-            if step.tells_changes and self.late_rows is not None:
-                rows, late = self.late_rows.execute(connection, step.statement)
-            else:
-                rows = connection.execute(step.statement).rowcount
+            if step.clears:
+                self._check_versions(connection)
+            counted = step.puts is not None and bool(triggers)
+            expected = _count(connection, step.puts) if counted else 0
+            # Triggers of the target may name things without a schema; these statements do not.
+            with own_path(connection):
+                if step.tells_changes and self.late_rows is not None:
+                    rows, late = self.late_rows.execute(connection, step.statement)
+                else:
+                    rows = connection.execute(step.statement).rowcount
+            if step.removes:
+                self._check_removal(connection, rows)
+            if counted and rows < expected:
+                notes = (_swallowed(self.table, triggers, expected - rows, expected),)
+            cleared += rows if step.clears else 0
+            put += 0 if step.puts is None else rows
             changed += rows if step.counts else 0
+        if self.rules.removal is not None and cleared and not self._is_versioned:
+            self.rules.removal.check(self.relation, cleared - put, cleared)
         if self.rows is None:
             # A source that was truncated; what is replaced each time may come back at any time.
             emptied = self.full and self.rules.mode is not Mode.REPLACE
             return Applied(changed, first=False, emptied=emptied)
         emptied = self.shape.deleted is not None and is_empty(connection, qualified(self.table))
-        return Applied(changed, first=first, emptied=emptied, late=late)
+        return Applied(changed, first=first, emptied=emptied, late=late, notes=notes)
+
+    @property
+    def _is_versioned(self) -> bool:
+        return is_versioned(self.shape, self.rules)
+
+    def _check_removal(self, connection: Connection, removed: int) -> None:
+        """Refuse what was just deleted, where it was too much of the target."""
+        limit = self.rules.removal
+        if limit is not None and limit.concerns(removed):
+            left = _count(connection, qualified(self.table))
+            limit.check(self.relation, removed, removed + left)
+
+    def _check_versions(self, connection: Connection) -> None:
+        """Of versions that all go to come anew, it is the keys that count."""
+        limit = self.rules.removal
+        if limit is None or not self._is_versioned:
+            return
+        keys = sql.SQL("(SELECT DISTINCT {} FROM {}) t").format(
+            column_list(self.shape.key), qualified(self.table)
+        )
+        gone = keys
+        if self.rows is not None:
+            gone += sql.SQL(" WHERE ") + merge.is_missing("t", self.rows, self.shape)
+        removed = _count(connection, gone)
+        if limit.concerns(removed):
+            limit.check(self.relation, removed, _count(connection, keys))
 
     def steps(self, *, first: bool) -> list[Step]:
         """The statements, in order, for a target that has rows or is at its first."""
@@ -84,13 +133,14 @@ class Application:
         if rows is None:
             return [self._clear(counts=True)] if self.full and not first else []
         kept = deletes.kept_rows(rows, shape)
-        insert = Step(merge.insert_statement(self.table, kept, shape))
+        insert = Step(merge.insert_statement(self.table, kept, shape), puts=_these(kept))
         if self.rules.mode is Mode.APPEND:
             put = insert
             if shape.key:
                 put = Step(
                     append.append_statement(self.table, rows, shape, self.update_id),
                     tells_changes=True,
+                    puts=append.new_versions(self.table, rows, shape),
                 )
             return [self._clear(), put] if self.full and not first else [put]
         if first:
@@ -99,7 +149,8 @@ class Application:
             return [self._clear(), insert]
         gone: list[Step] = []
         if self.full:
-            gone.append(Step(merge.delete_others_statement(self.table, rows, shape)))
+            others = merge.delete_others_statement(self.table, rows, shape)
+            gone.append(Step(others, removes=True))
         if shape.deleted is not None:
             keys = deletes.gone_keys(rows, shape)
             gone.append(Step(merge.delete_same_statement(self.table, keys, shape)))
@@ -108,15 +159,37 @@ class Application:
             return [*gone, same, insert]
         newest_wins = self.rules.newest_wins and not self.full
         upsert = merge.merge_statement(self.table, kept, shape, newest_wins=newest_wins)
-        return [*gone, Step(upsert, tells_changes=True)]
+        changing = merge.changing_rows(self.table, kept, shape, newest_wins=newest_wins)
+        return [*gone, Step(upsert, tells_changes=True, puts=_these(changing))]
 
     def _replace_part(self, *, first: bool) -> list[Step]:
         """The part is emptied, also where no row comes in its place."""
-        gone = merge.delete_part_statement(self.table, self.rules.within)
+        gone = merge.delete_part_statement(self.table, self.rules.within, self.shape)
         steps = [] if first else [Step(gone, counts=self.rows is None)]
         if self.rows is not None:
-            steps.append(Step(merge.insert_statement(self.table, self.rows, self.shape)))
+            insert = merge.insert_statement(self.table, self.rows, self.shape)
+            steps.append(Step(insert, puts=_these(self.rows)))
         return steps
 
     def _clear(self, *, counts: bool = False) -> Step:
-        return Step(sql.SQL("DELETE FROM {}").format(qualified(self.table)), counts=counts)
+        statement = sql.SQL("DELETE FROM {}").format(qualified(self.table))
+        return Step(statement, counts=counts, clears=True)
+
+
+def _these(rows: sql.Composable) -> sql.Composed:
+    return sql.SQL("({}) these").format(rows)
+
+
+def _count(connection: Connection, source: sql.Composable | None) -> int:
+    assert source is not None
+    row = connection.execute(merge.count_statement(source)).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def _swallowed(table: Relation, triggers: list[str], missing: int, expected: int) -> str:
+    return (
+        f"{missing:,} of {expected:,} rows were not taken by {table}: a trigger of it "
+        f"({', '.join(triggers)}) kept them out, or put them elsewhere; tidegate verify tells "
+        "which are missing"
+    )

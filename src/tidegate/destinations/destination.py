@@ -47,6 +47,10 @@ class Destination(Protocol):
     def raise_fence(self, fence: Fence) -> None:
         """Make this attempt the only one that may publish."""
 
+    def fenced_transaction(self, fence: Fence, doing: str) -> AbstractContextManager[Connection]:
+        """A transaction beside the ledger that only this attempt can have, and whose end is known:
+        CommitUnknown where it is not."""
+
     def heal(self, fence: Fence) -> None:
         """Record what an attempt before this one has published without saying so."""
 

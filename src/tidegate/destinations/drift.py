@@ -11,7 +11,7 @@ from tidegate.destinations import obstacles
 from tidegate.destinations.changes import Added, Change, Relaxed, Retyped, alter
 from tidegate.destinations.evolution import Evolution, View
 from tidegate.destinations.target import is_versioned, physical_table
-from tidegate.destinations.widening import accepts, rewrites, widens
+from tidegate.destinations.widening import accepts, retyping, rewrites, widens
 from tidegate.errors import DriftRefused
 from tidegate.model.column import Column, RelationKind, Table
 from tidegate.model.drift import Loaded, LoadedColumn
@@ -20,6 +20,7 @@ from tidegate.model.rules import Drift, Mode, Rules
 from tidegate.model.shape import Shape, StagedColumn
 from tidegate.postgres.catalog import describe_table
 from tidegate.postgres.connect import Connection
+from tidegate.postgres.identifiers import qualified
 
 # As much is written anew within a second, so readers may wait for it.
 SMALL_BYTES = 16 * 1024 * 1024
@@ -147,12 +148,9 @@ class Comparison:
         change = Retyped(name, wanted)
         drift = f"column {name} was {before.type} and is {wanted} now"
         if not widens(self.connection, existing.type, wanted):
-            using = sql.SQL("{} USING {}::{}").format(
-                change.action, sql.Identifier(name), sql.SQL(wanted)
-            )
             yield Difference(
                 drift=drift,
-                by_hand=f"{self._alter(using)} (or exclude_columns)",
+                by_hand=f"{self._retype(existing, wanted)} (or exclude_columns)",
                 problem=f"{drift}, and {existing.type} in {self.table.relation} does not turn into "
                 "that without loss",
             )
@@ -165,6 +163,21 @@ class Comparison:
             by_hand=by_hand,
             problem=None if problem is None else f"{drift}, and {problem}",
         )
+
+    def _retype(self, existing: Column, wanted: str) -> str:
+        """Statements that can be run as they are: a view of versions holds the types it shows."""
+        steps: list[sql.Composable] = [
+            alter(self.table.relation, retyping(self.connection, existing, wanted))
+        ]
+        if self.relation != self.table.relation:
+            name = qualified(self.relation)
+            row = self.connection.execute(
+                _VIEW, (self.relation.schema, self.relation.name)
+            ).fetchone()
+            if row is not None:
+                steps.insert(0, sql.SQL("DROP VIEW {}").format(name))
+                steps.append(sql.SQL("CREATE VIEW {} AS {}").format(name, sql.SQL(row[0])))
+        return "; ".join(step.as_string(self.connection) for step in steps)
 
     def _obstacle(self, existing: Column, change: Retyped) -> tuple[str, str | None]:
         """How to widen by hand, and why it is not done at once: readers must not wait for it."""
@@ -221,6 +234,11 @@ class Comparison:
         return alter(self.table.relation, action).as_string(self.connection)
 
 
+_VIEW = """
+SELECT btrim(translate(pg_get_viewdef(c.oid), E'\\n', ' '), ' ;')
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relname = %s AND c.relkind = 'v'
+"""
 _WAY_TO_FILL = " (to fill it at once: run with --full-refresh, or rewind the watermark)"
 
 

@@ -19,7 +19,7 @@ from tidegate.model.column import Table
 from tidegate.model.relation import Relation
 from tidegate.model.shape import Shape
 from tidegate.postgres.catalog import partition_oids
-from tidegate.postgres.connect import Connection, first_line, session_lost
+from tidegate.postgres.connect import Connection, dependents, first_line, session_lost
 from tidegate.postgres.identifiers import qualified
 
 # Longer than deadlock_timeout: only a waiter that old makes autovacuum step aside.
@@ -190,7 +190,8 @@ def _holders(connection: Connection, table: Table) -> list[str]:
 def _refusal(
     connection: Connection, evolution: Evolution, error: psycopg.Error
 ) -> DestinationError:
-    detail = f" ({error.diag.message_detail})" if error.diag.message_detail else ""
+    more = dependents(error)
+    detail = f" ({more})" if more else ""
     wanted = "; ".join(part.as_string(connection) for part in evolution.statements())
     who = (
         "as its owner, run"

@@ -11,10 +11,12 @@ from tidegate.destinations.deletes import refuse_deletes
 from tidegate.destinations.lake_holding import LakeHolding
 from tidegate.destinations.lake_publishing import LakePublishing, drop_branch
 from tidegate.destinations.lake_rows import LakeRows
-from tidegate.destinations.lake_target import ensure_target, gone
+from tidegate.destinations.lake_target import adds_unrecorded, ensure_target, gone
 from tidegate.destinations.parts import refuse_outside
 from tidegate.destinations.publication import Publication
+from tidegate.destinations.target import unrecorded
 from tidegate.errors import (
+    KEY_IN_LOG,
     BusyError,
     DeclarationError,
     DestinationError,
@@ -119,14 +121,25 @@ class LakeDestination:
         self.ledger.ensure()
         self.fences.raise_(fence, lock_timeout_seconds=min(2.0, self.lock_timeout_seconds))
 
+    def fenced_transaction(self, fence: Fence, doing: str) -> AbstractContextManager[Connection]:
+        return self.fences.transaction(
+            self.open, fence, doing, lock_timeout_seconds=self.lock_timeout_seconds
+        )
+
     def heal(self, fence: Fence) -> None:
-        """Settle what earlier attempts were about to publish, before anything is read."""
+        """Settle what earlier attempts were about to publish, before anything is read.
+
+        And catch up where the ledger is older than the table: the embedded catalog lies beside it
+        and is restored with it, another does not.
+        """
         holding = self.holding
         with self.open() as connection:
             intents = Intents(self.ledger).of_table(connection, self._table_name)
-        if not intents:
+        if not intents and self.catalog.is_embedded:
             return
         table = self.read()
+        if not intents and (table is None or next(table.loads(), None) is None):
+            return
         lost = {
             intent.attempt_id
             for intent in intents
@@ -144,9 +157,10 @@ class LakeDestination:
                     f"what an earlier attempt staged for {self.relation} cannot be taken back",
                     "run again when less is written to the table",
                 )
-        with self.open() as connection, connection.transaction():
-            self.fences.lock(connection, fence)
+        with self.fenced_transaction(fence, f"recording loads of {self.relation}") as connection:
             holding.healing.settle(connection, table)
+            if table is not None and not self.catalog.is_embedded:
+                holding.healing.catch_up(connection, table, self.project)
 
     def _check_present(self, table: LakeTable | None, watermark: Watermark) -> None:
         if not self._has_rows(table):
@@ -175,6 +189,9 @@ class LakeDestination:
         table = self.read()
         if watermark is not None and rules.mode is not Mode.REPLACE and watermark.rows_synced:
             self._check_present(table, watermark)
+        first = watermark is not None and adds_unrecorded(rules.mode, watermark)
+        if watermark is not None and first and self._has_rows(table):
+            raise unrecorded(self.relation, watermark, self.project)
         notes = ensure_target(
             table,
             lambda: lake_session(
@@ -241,8 +258,10 @@ class LakeDestination:
         if twice:
             raise DeclarationError(
                 f"the key ({', '.join(shape.key)}) of {self.relation} is not unique: "
-                f"{twice[0][0]} occurs {twice[0][1]} times in one batch",
-                'choose a unique key, or set duplicates = "newest" to keep the newest row',
+                f"one occurs {twice[0][1]} times in one batch",
+                'choose a unique key, or set duplicates = "newest" to keep the newest row; '
+                + KEY_IN_LOG,
+                detail=f"the key {twice[0][0]} occurs {twice[0][1]} times",
             )
 
     def _refuse_outside(

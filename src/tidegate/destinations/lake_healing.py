@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tidegate.destinations.apply import Applied
 from tidegate.destinations.publication import Publication
-from tidegate.errors import DestinationError
+from tidegate.errors import DestinationError, LedgerBehind
 from tidegate.lake.catalog import Catalog
 from tidegate.lake.evidence import find_load
 from tidegate.ledger.intents import Intent, Intents
@@ -17,10 +18,13 @@ from tidegate.ledger.markers import Markers
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.log import log
 from tidegate.model.cursor import CursorType
-from tidegate.model.lake import LakeTable, Seen
+from tidegate.model.identity import sync_of
+from tidegate.model.lake import LakeTable, LoadMark, Seen
 from tidegate.model.relation import Relation
 from tidegate.model.watermark import Watermark
 from tidegate.postgres.connect import Connection
+
+_FOUND = "found in the table"
 
 
 def move_of(publication: Publication, applied: Applied | None = None) -> dict[str, Any] | None:
@@ -68,6 +72,49 @@ def intent_of(
     )
 
 
+def find_unrecorded(
+    table: LakeTable, watermark: Watermark, is_marked: Callable[[str], bool], target: str, name: str
+) -> list[LoadMark]:
+    """Loads of a sync that main holds and its ledger knows nothing of, oldest first.
+
+    So it is where the ledger was restored from a backup and the catalog was not. What main holds
+    is what the ledger said once: it is believed where it goes on from what is recorded, or where
+    a new generation has begun since. LedgerBehind where it does not.
+    """
+    if watermark.version == 0:
+        # Nothing was loaded, or all was forgotten on purpose.
+        return []
+    found: list[LoadMark] = []
+    for load in table.loads(watermark.pipeline):
+        if is_marked(load.update_id):
+            break
+        if load.version is None and load.generation >= watermark.generation:
+            raise _behind(watermark, load, target, name)
+        if load.place >= (watermark.generation, watermark.version):
+            found.append(load)
+    found.reverse()
+    places = [load.place for load in found]
+    if not found or places[0][0] > watermark.generation:
+        follows = True
+    else:
+        follows = (found[0].version, found[0].start) == (watermark.version, watermark.value)
+    if not follows or places != sorted(set(places)):
+        raise _behind(watermark, found[-1], target, name)
+    return found
+
+
+def _behind(watermark: Watermark, newest: LoadMark, target: str, name: str) -> LedgerBehind:
+    touch = f"tidegate marker touch {target} {newest.update_id}"
+    return LedgerBehind(
+        f"{target} holds loads of {name} up to {newest.value or 'its start'} that the ledger does "
+        f"not know of, which stands at {watermark.value or 'the start'}: it was restored from a "
+        "backup, or changed since, and how they follow each other cannot be told",
+        f"to load everything again: {touch}; then: tidegate run {name} --full-refresh; or to go "
+        f"on after them: {touch}; then: tidegate watermark set {name} "
+        f"{shlex.quote(newest.value or 'VALUE')} --reason restored",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Healing:
     """Settles the intents of one table."""
@@ -81,6 +128,33 @@ class Healing:
         if table is None:
             return Seen.UNPUBLISHED
         return find_load(self.catalog, table, intent.update_id, intent.base, intent.snapshot)
+
+    def catch_up(self, connection: Connection, table: LakeTable, project: str) -> None:
+        """Record what main holds and a ledger that is older than it does not know of."""
+        markers, watermarks = Markers(self.ledger), Watermarks(self.ledger)
+        target = f"{self.catalog.name}:{self.relation}"
+        for pipeline in {mark.pipeline for mark in table.loads()}:
+            watermark = watermarks.get(connection, pipeline, str(self.relation))
+            found = find_unrecorded(
+                table,
+                watermark,
+                lambda update_id: markers.exists(connection, update_id, self.relation),
+                target,
+                sync_of(project, pipeline),
+            )
+            for load in found:
+                markers.touch(connection, load.update_id, self.relation)
+            if found:
+                after = watermarks.recover(connection, watermark, found, moved_by=_FOUND)
+                log.warning(
+                    "ledger_caught_up",
+                    table=target,
+                    pipeline=pipeline,
+                    loads=len(found),
+                    recorded=watermark.value,
+                    found=after.value,
+                    meaning="the ledger is older than the table: it was restored from a backup",
+                )
 
     def settle(
         self, connection: Connection, table: LakeTable | None, keep: str | None = None

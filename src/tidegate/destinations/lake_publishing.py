@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -15,7 +16,13 @@ from tidegate.destinations.lake_healing import intent_of, record, unknown_outcom
 from tidegate.destinations.lake_holding import LakeHolding
 from tidegate.destinations.lake_rows import LakeRows
 from tidegate.destinations.publication import Publication
-from tidegate.errors import CommitUnknown, ConnectionFailed, DestinationError, WatermarkMoved
+from tidegate.errors import (
+    CommitUnknown,
+    ConnectionFailed,
+    DestinationError,
+    RemovalRefused,
+    WatermarkMoved,
+)
 from tidegate.failpoints import reach
 from tidegate.lake import statements
 from tidegate.lake.evidence import find_load
@@ -96,7 +103,11 @@ class LakePublishing:
         if late and not publication.only_adds:
             return self._publish_directly(rows, table, marks)
         try:
+            rows.check_removal(table, self._branch, publication.batch)
             applied = rows.apply(table, self._branch, publication.batch, marks)
+        except RemovalRefused:
+            self._drop()
+            raise
         except Exception as error:
             raise self._lost(error) from error
         reach("branch.staged")
@@ -126,6 +137,11 @@ class LakePublishing:
     ) -> Published:
         """One commit on main; Iceberg sees to it that no other came between reading and writing."""
         publication = self.publication
+        try:
+            rows.check_removal(table, None, publication.batch)
+        except RemovalRefused:
+            self._drop()
+            raise
         intent = intent_of(publication, table.main)
         self._note(intent)
         reach("intent.noted")
@@ -150,11 +166,19 @@ class LakePublishing:
             self._settled(commit, intent)
             self._record(intent)
             return
-        publication = self.publication
-        with self.holding.open() as connection, connection.transaction():
-            self.holding.hold_fence(connection, publication.fence, publication.remaining_seconds())
-            self._settled(commit, intent)
-            record(connection, self.holding.ledger, self.holding.relation, intent)
+        publication, moved = self.publication, False
+        try:
+            with self.holding.open() as connection, connection.transaction():
+                self.holding.hold_fence(
+                    connection, publication.fence, publication.remaining_seconds()
+                )
+                self._settled(commit, intent)
+                moved = True
+                record(connection, self.holding.ledger, self.holding.relation, intent)
+        except psycopg.Error:
+            if not moved:
+                raise
+            self._record(intent)
 
     def _settled(self, commit: Callable[[], object], intent: Intent) -> None:
         try:
@@ -237,11 +261,24 @@ class LakePublishing:
             Intents(holding.ledger).note(connection, str(holding.relation), intent)
 
     def _record(self, intent: Intent) -> None:
+        """Write down what main holds, until it is known to be written: twice does no harm."""
         holding, publication = self.holding, self.publication
-        with holding.open() as connection, connection.transaction():
-            idle_seconds = min(publication.remaining_seconds(), _IDLE_SECONDS)
-            holding.hold_fence(connection, publication.fence, idle_seconds)
-            record(connection, holding.ledger, holding.relation, intent)
+        deadline = time.monotonic() + _RESOLVE_SECONDS
+        while True:
+            try:
+                with holding.open() as connection, connection.transaction():
+                    idle_seconds = min(publication.remaining_seconds(), _IDLE_SECONDS)
+                    holding.hold_fence(connection, publication.fence, idle_seconds)
+                    record(connection, holding.ledger, holding.relation, intent)
+                return
+            except (psycopg.Error, ConnectionFailed) as error:
+                if time.monotonic() > deadline:
+                    raise CommitUnknown(
+                        f"{intent.update_id} is in {holding.relation}, but the database of its "
+                        "ledger did not come back to record it",
+                        "run again: what the table holds is recorded first",
+                    ) from error
+            time.sleep(0.2)
 
     def _adopt(self, folders: Collection[str]) -> None:
         with self.holding.open() as connection:
@@ -277,6 +314,11 @@ def marks_of(publication: Publication) -> dict[str, str]:
             "generation": before.generation,
             "from": "" if before.value is None else before.value,
             "to": "" if after.value is None else after.value,
+            "version": before.version,
+            "kind": publication.batch.kind.value,
+            "rows": publication.rows,
         }
+        if after.position is not None:
+            found["position"] = json.dumps(list(after.position))
     marks = {f"{SUMMARY}{key}": str(value) for key, value in found.items()}
     return {**marks, STAGED_ID: publication.update_id}

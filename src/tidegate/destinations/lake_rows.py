@@ -15,13 +15,14 @@ from tidegate.lake.metadata import read_table
 from tidegate.lake.registering import register_files
 from tidegate.lake.session import LakeSession
 from tidegate.model.batch import Batch, BatchKind
-from tidegate.model.lake import MAIN, UPDATE_ID, LakeTable
+from tidegate.model.lake import MAIN, UPDATE_ID, LakeTable, Snapshot
 from tidegate.model.load import StagedWrite
 from tidegate.model.relation import Relation
 from tidegate.model.rules import Mode, Rules
 from tidegate.model.shape import Shape
 
 _MERGED = "spark.merge-into.num-target-rows-"
+_MERGES = tuple(f"{_MERGED}{what}" for what in ("updated", "inserted", "deleted"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +86,41 @@ class LakeRows:
         self.session.run(self._statement(application, into, branch))
         after = read_table(self.session.catalog, self.relation)
         assert after is not None
+        if full and branch is not None and had:
+            self._check_removed(table, after, branch, marks)
         return Applied(
             _count_changed(after, branch, marks),
             first=not had,
             emptied=self.shape.deleted is not None and not self._has_rows(after, branch),
         )
+
+    def check_removal(self, table: LakeTable, branch: str | None, batch: Batch) -> None:
+        """Refuse to remove too much, as far as that is known before anything is written.
+
+        A merge upon a branch tells how much it removed; main is looked at beforehand.
+        """
+        limit = self.rules.removal
+        if limit is None or batch.kind is not BatchKind.FULL:
+            return
+        rows = table.rows(branch or MAIN)
+        by_key = bool(self.shape.key) and self.rules.mode is not Mode.APPEND
+        if not self.writes or not by_key:
+            limit.check(self.relation, rows - self.count, rows)
+        elif branch is None and limit.concerns(rows):
+            into = statements.branch_table(self.session.catalog, self.relation, branch)
+            question = statements.count_others(into, self.view(), self.shape)
+            limit.check(self.relation, int(str(self.session.run(question)[0][0])), rows)
+
+    def _check_removed(
+        self, before: LakeTable, after: LakeTable, branch: str, marks: Mapping[str, str]
+    ) -> None:
+        """The same once the rows are upon a branch, and before main is moved to it."""
+        rows, snapshot = before.rows(branch), _commit_of(after, branch, marks)
+        removed = rows - after.rows(branch)
+        if snapshot is not None and _tells_merge(snapshot):
+            removed = snapshot.count(f"{_MERGED}deleted")
+        if self.rules.removal is not None:
+            self.rules.removal.check(self.relation, removed, rows)
 
     def _clear_part(self, into: str, branch: str | None, marks: Mapping[str, str]) -> Applied:
         """No row is a part as well: an empty one; not by DELETE, as above."""
@@ -133,12 +164,19 @@ class LakeRows:
 
 def _count_changed(table: LakeTable, branch: str | None, marks: Mapping[str, str]) -> int:
     """How many rows the commit of this load touched, as its summary says."""
-    mine = (one for one in table.ancestors(branch or MAIN) if one.update_id == marks[UPDATE_ID])
-    snapshot = next(mine, None)
+    snapshot = _commit_of(table, branch, marks)
     if snapshot is None:
         return 0
-    merged = [f"{_MERGED}{what}" for what in ("updated", "inserted", "deleted")]
-    if not any(name in snapshot.summary for name in merged):
+    if not _tells_merge(snapshot):
         # Spark writes a merge that can only insert as an insert.
         return snapshot.count("added-records")
-    return sum(map(snapshot.count, merged))
+    return sum(map(snapshot.count, _MERGES))
+
+
+def _commit_of(table: LakeTable, branch: str | None, marks: Mapping[str, str]) -> Snapshot | None:
+    mine = (one for one in table.ancestors(branch or MAIN) if one.update_id == marks[UPDATE_ID])
+    return next(mine, None)
+
+
+def _tells_merge(snapshot: Snapshot) -> bool:
+    return any(name in snapshot.summary for name in _MERGES)

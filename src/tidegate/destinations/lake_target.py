@@ -15,7 +15,7 @@ from tidegate.model.identity import sync_of
 from tidegate.model.lake import Field, LakeTable
 from tidegate.model.layout import Layout
 from tidegate.model.relation import Relation
-from tidegate.model.rules import Drift, Rules
+from tidegate.model.rules import Drift, Mode, Rules
 from tidegate.model.shape import Shape
 from tidegate.model.watermark import Watermark
 
@@ -53,6 +53,11 @@ def check_present(
     """The same as far as the metadata tells it."""
     if table is None or table.has_rows() is False:
         raise gone(table, relation, watermark, project)
+
+
+def adds_unrecorded(mode: Mode, watermark: Watermark) -> bool:
+    """Whether a load would add its rows, with or without a key, and is the first that is known."""
+    return mode is Mode.APPEND and watermark.version == 0
 
 
 def ensure_target(

@@ -26,7 +26,9 @@ class LateRows:
             sql.SQL(
                 "WITH changed AS ({statement} RETURNING {cursor} AS c),"
                 " late AS (SELECT ({distance})::float8 AS d FROM changed)"
-                " SELECT count(*), count(d), percentile_disc(0.5) WITHIN GROUP (ORDER BY d), max(d)"
+                " SELECT count(*), pg_catalog.count(d),"
+                " pg_catalog.percentile_disc(0.5::float8) WITHIN GROUP (ORDER BY d),"
+                " pg_catalog.max(d)"
                 " FROM late"
             ).format(
                 statement=statement, cursor=sql.Identifier(self.cursor), distance=self._distance

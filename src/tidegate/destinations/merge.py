@@ -10,7 +10,7 @@ from tidegate.destinations import deletes
 from tidegate.model.load import StagedWrite
 from tidegate.model.relation import Relation
 from tidegate.model.shape import Shape, StagedColumn
-from tidegate.postgres.identifiers import column_list, qualified
+from tidegate.postgres.identifiers import column_list, from_text, operator, qualified
 
 
 def staged_rows(tables: Sequence[sql.Identifier], shape: Shape, *, cast: bool) -> sql.Composed:
@@ -30,7 +30,10 @@ def staged_rows(tables: Sequence[sql.Identifier], shape: Shape, *, cast: bool) -
 
 def _cast(column: StagedColumn, shape: Shape) -> sql.Composed:
     name = sql.Identifier(column.name)
-    value = sql.SQL("{}::{}").format(name, sql.SQL(column.target_type))
+    if column.staged_type == "text":
+        value = from_text(name, column.target_type)
+    else:
+        value = sql.SQL("{}::{}").format(name, sql.SQL(column.target_type))
     if shape.deleted is not None and column.name not in (*shape.key, shape.cursor):
         # What a deleted row holds there need not be a value of the target's type.
         value = sql.SQL("CASE WHEN {} THEN NULL ELSE {} END").format(deletes.is_gone(shape), value)
@@ -62,16 +65,11 @@ def merge_statement(
     target: Relation, rows: sql.Composable, shape: Shape, *, newest_wins: bool
 ) -> sql.Composed:
     """Upsert; rows that would not change anything are sorted out before they cost a write."""
-    guarded = newest_wins and shape.cursor is not None
-    stale: sql.Composable = sql.SQL("")
     keep: sql.Composable = sql.SQL("")
-    if guarded:
-        assert shape.cursor is not None
-        cursor = sql.Identifier(shape.cursor)
-        stale = sql.SQL(" OR o.{} > s.{}").format(cursor, cursor)
+    if newest_wins and shape.cursor is not None:
         keep = sql.SQL(
-            " WHERE t.{c} <= excluded.{c} OR t.{c} IS NULL OR excluded.{c} IS NULL"
-        ).format(c=cursor)
+            " WHERE t.{c} {older} excluded.{c} OR t.{c} IS NULL OR excluded.{c} IS NULL"
+        ).format(c=sql.Identifier(shape.cursor), older=own_operator("<=", shape, shape.cursor))
     others = [name for name in shape.names if name not in shape.key]
     action: sql.Composable = sql.SQL("NOTHING")
     if others:
@@ -82,21 +80,36 @@ def merge_statement(
             ),
             keep,
         )
+    return sql.SQL("INSERT INTO {} AS t ({}) {} ON CONFLICT ({}) DO {}").format(
+        qualified(target),
+        column_list(shape.names),
+        changing_rows(target, rows, shape, newest_wins=newest_wins),
+        column_list(shape.key),
+        action,
+    )
+
+
+def changing_rows(
+    target: Relation, rows: sql.Composable, shape: Shape, *, newest_wins: bool
+) -> sql.Composed:
+    """The rows that an upsert would insert or update."""
+    stale: sql.Composable = sql.SQL("")
+    if newest_wins and shape.cursor is not None:
+        stale = sql.SQL(" OR o.{c} {newer} s.{c}").format(
+            c=sql.Identifier(shape.cursor), newer=own_operator(">", shape, shape.cursor)
+        )
     return sql.SQL(
-        "INSERT INTO {target} AS t ({names}) SELECT {names} FROM ({rows}) s"
+        "SELECT {names} FROM ({rows}) s"
         " WHERE NOT EXISTS (SELECT FROM {target} o WHERE {same_key}"
-        " AND (record_image_eq(ROW({old}), ROW({new})){stale}))"
-        " ON CONFLICT ({key}) DO {action}"
+        " AND (pg_catalog.record_image_eq(ROW({old}), ROW({new})){stale}))"
     ).format(
         target=qualified(target),
         names=column_list(shape.names),
         rows=rows,
-        same_key=same_key("o", "s", shape.key),
+        same_key=same_key("o", "s", shape),
         old=column_list(shape.names, "o"),
         new=column_list(shape.names, "s"),
         stale=stale,
-        key=column_list(shape.key),
-        action=action,
     )
 
 
@@ -109,35 +122,49 @@ def insert_statement(target: Relation, rows: sql.Composable, shape: Shape) -> sq
 
 def delete_others_statement(target: Relation, rows: sql.Composable, shape: Shape) -> sql.Composed:
     """Remove what a full batch does not hold."""
-    return sql.SQL("DELETE FROM {} t WHERE NOT EXISTS (SELECT FROM ({}) s WHERE {})").format(
-        qualified(target), rows, same_key("t", "s", shape.key)
+    return sql.SQL("DELETE FROM {} t WHERE {}").format(
+        qualified(target), is_missing("t", rows, shape)
+    )
+
+
+def is_missing(alias: str, rows: sql.Composable, shape: Shape) -> sql.Composed:
+    """Whether no row of a batch has the key of this one."""
+    return sql.SQL("NOT EXISTS (SELECT FROM ({}) s WHERE {})").format(
+        rows, same_key(alias, "s", shape)
     )
 
 
 def delete_same_statement(target: Relation, rows: sql.Composable, shape: Shape) -> sql.Composed:
     """Remove the rows whose keys come again."""
     return sql.SQL("DELETE FROM {} t WHERE EXISTS (SELECT FROM ({}) s WHERE {})").format(
-        qualified(target), rows, same_key("t", "s", shape.key)
+        qualified(target), rows, same_key("t", "s", shape)
     )
 
 
-def delete_part_statement(target: Relation, within: Sequence[tuple[str, object]]) -> sql.Composed:
+def delete_part_statement(
+    target: Relation, within: Sequence[tuple[str, object]], shape: Shape
+) -> sql.Composed:
     """Remove the rows of a part of the target."""
-    return sql.SQL("DELETE FROM {} WHERE {}").format(qualified(target), part_condition(within))
+    return sql.SQL("DELETE FROM {} WHERE {}").format(
+        qualified(target), part_condition(within, shape)
+    )
 
 
-def outside_statement(rows: sql.Composable, within: Sequence[tuple[str, object]]) -> sql.Composed:
+def outside_statement(
+    rows: sql.Composable, within: Sequence[tuple[str, object]], shape: Shape
+) -> sql.Composed:
     """How many staged rows lie outside the part that they are to replace."""
     return sql.SQL("SELECT count(*) FROM ({}) s WHERE ({}) IS NOT TRUE").format(
-        rows, part_condition(within)
+        rows, part_condition(within, shape)
     )
 
 
-def part_condition(within: Sequence[tuple[str, object]]) -> sql.Composed:
+def part_condition(within: Sequence[tuple[str, object]], shape: Shape) -> sql.Composed:
     """Whether a row belongs to a part: text that Postgres reads as the column's own type."""
     return sql.SQL(" AND ").join(
-        sql.SQL("{} = {}").format(
+        sql.SQL("{} {} {}").format(
             sql.Identifier(name),
+            own_operator("=", shape, name),
             sql.Literal(value if isinstance(value, bool) else str(value)),
         )
         for name, value in within
@@ -163,7 +190,7 @@ def null_key_statement(rows: sql.Composable, shape: Shape) -> sql.Composed:
     )
 
 
-def count_statement(table: sql.Identifier) -> sql.Composed:
+def count_statement(table: sql.Composable) -> sql.Composed:
     return sql.SQL("SELECT count(*) FROM {}").format(table)
 
 
@@ -171,9 +198,19 @@ def total_rows(writes: Sequence[StagedWrite]) -> int:
     return sum(write.rows for write in writes)
 
 
-def same_key(left: str, right: str, key: Sequence[str]) -> sql.Composed:
-    """Whether the rows of two aliases have one key."""
+def same_key(left: str, right: str, shape: Shape) -> sql.Composed:
+    """Whether the rows of two aliases have one key, as an index of the target sees it."""
     return sql.SQL(" AND ").join(
-        sql.SQL("{} = {}").format(sql.Identifier(left, name), sql.Identifier(right, name))
-        for name in key
+        sql.SQL("{} {} {}").format(
+            sql.Identifier(left, name),
+            own_operator("=", shape, name),
+            sql.Identifier(right, name),
+        )
+        for name in shape.key
     )
+
+
+def own_operator(symbol: str, shape: Shape, name: str) -> sql.Composable:
+    """An operator of a column's type and no other, whatever the session's search_path."""
+    column = shape.column(name)
+    return operator(symbol, (column and column.operators) or "pg_catalog")

@@ -1,4 +1,4 @@
-"""What makes changing a column slow or impossible, as the catalog tells it."""
+"""What makes changing a column slow or impossible, or keeps rows out, as the catalog tells it."""
 
 from __future__ import annotations
 
@@ -45,6 +45,21 @@ def size_bytes(connection: Connection, table: Table) -> int:
         ([table.oid, *partition_oids(connection, table.oid)],),
     ).fetchone()
     return int(row[0]) if row and row[0] is not None else 0
+
+
+def row_triggers(connection: Connection, relation: Relation) -> list[str]:
+    """Triggers that see each row before it is put in, and may leave it out; of partitions too."""
+    rows = connection.execute(
+        "WITH own AS (SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = %s AND c.relname = %s)"
+        " SELECT DISTINCT tgname::text FROM pg_trigger WHERE tgrelid IN"
+        " (SELECT oid FROM own UNION SELECT relid FROM own, pg_partition_tree(own.oid))"
+        # Of each row, before, and on INSERT or UPDATE, as the bits of pg_trigger.h have it.
+        " AND NOT tgisinternal AND tgenabled IN ('O', 'A')"
+        " AND (tgtype & 3) = 3 AND (tgtype & 20) <> 0 ORDER BY 1",
+        (relation.schema, relation.name),
+    )
+    return [name for (name,) in rows]
 
 
 def has_default(connection: Connection, table: Table, column: str) -> bool:

@@ -30,6 +30,7 @@ from tidegate.destinations.target import (
     physical_table,
 )
 from tidegate.errors import (
+    KEY_IN_LOG,
     CommitUnknown,
     ConnectionFailed,
     DeclarationError,
@@ -54,7 +55,7 @@ from tidegate.model.staging import staging_table
 from tidegate.model.watermark import Watermark
 from tidegate.postgres.catalog import database_identity, describe_table, is_empty
 from tidegate.postgres.connect import Connection, first_line, session_lost, translate
-from tidegate.postgres.identifiers import column_list, qualified
+from tidegate.postgres.identifiers import OwnSQL, column_list, qualified
 
 # A publisher never idles inside its transaction, so a stopped one is ended this soon.
 _IDLE_SECONDS = 30.0
@@ -87,6 +88,11 @@ class PostgresDestination:
         """What a job on this table locks, however many names lead to it."""
         with self.open() as connection:
             return resource_name(database_identity(connection), self.relation)
+
+    def fenced_transaction(self, fence: Fence, doing: str) -> AbstractContextManager[Connection]:
+        return self.fences.transaction(
+            self.open, fence, doing, lock_timeout_seconds=self.lock_timeout_seconds
+        )
 
     def heal(self, fence: Fence) -> None:
         """Nothing is ever half done here: rows, marker and watermark are one commit."""
@@ -132,7 +138,8 @@ class PostgresDestination:
                 ensure_target(connection, self.relation, shape, rules)
                 return notes
             if rules.mode is not Mode.REPLACE:
-                check_present(connection, self.relation, watermark, self.project)
+                adds = rules.mode is Mode.APPEND and not shape.key
+                check_present(connection, self.relation, watermark, self.project, adds=adds)
             loaded = Loaded.recorded(watermark.declaration, source_names)
             evolution = find_evolution(connection, self.relation, shape, rules, loaded)
             if evolution is not None:
@@ -168,7 +175,9 @@ class PostgresDestination:
             refuse_unknown_values(connection, self.relation, kept, fitted)
             if rules.replaces_part:
                 typed = merge.staged_rows(self._tables(writes, fence), fitted, cast=True)
-                found = connection.execute(merge.outside_statement(typed, rules.within)).fetchone()
+                found = connection.execute(
+                    merge.outside_statement(typed, rules.within, fitted)
+                ).fetchone()
                 refuse_outside(self.relation, found[0] if found else 0, rules)
             if not shape.key:
                 return
@@ -187,8 +196,10 @@ class PostgresDestination:
             if twice:
                 raise DeclarationError(
                     f"the key ({', '.join(shape.key)}) of {self.relation} is not unique: "
-                    f"{twice[0]} occurs {twice[1]} times in one batch",
-                    'choose a unique key, or set duplicates = "newest" to keep the newest row',
+                    f"one occurs {twice[1]} times in one batch",
+                    'choose a unique key, or set duplicates = "newest" to keep the newest row; '
+                    + KEY_IN_LOG,
+                    detail=f"the key {twice[0]} occurs {twice[1]} times",
                 )
 
     def publish(self, publication: Publication) -> Published:
@@ -264,7 +275,9 @@ class PostgresDestination:
                 connection.execute(
                     sql.SQL("ANALYZE {} ({})").format(qualified(table), column_list(names))
                 )
-            return Published(rows, applied.changed, rejected=rejected, late=applied.late)
+            return Published(
+                rows, applied.changed, rejected=rejected, late=applied.late, notes=applied.notes
+            )
 
     def _move(
         self,
@@ -389,7 +402,7 @@ def _run_all(
     for text in statements:
         try:
             # Asking for binary results, so that one text must be one statement.
-            connection.execute(sql.SQL(text), binary=True)
+            connection.execute(OwnSQL(text), binary=True)
         except psycopg.Error as error:
             if session_lost(error):
                 raise

@@ -9,7 +9,11 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from tidegate.destinations.deletes import is_gone
-from tidegate.errors import ChecksFailed, DeclarationError
+from tidegate.errors import (
+    KEY_IN_LOG,
+    ChecksFailed,
+    DeclarationError,
+)
 from tidegate.model.relation import MAX_NAME_BYTES, Relation
 from tidegate.model.rules import Check, Rules
 from tidegate.model.shape import Shape
@@ -109,7 +113,7 @@ def set_aside(
                 table, rows, _key("c", shape)
             )
         )
-    failed = sql.SQL("array_remove(ARRAY[{}]::text[], NULL)").format(
+    failed = sql.SQL("pg_catalog.array_remove(ARRAY[{}]::text[], NULL)").format(
         sql.SQL(", ").join(
             sql.SQL("CASE WHEN {} IS FALSE THEN {} END").format(
                 condition(check.condition), sql.Literal(check.name)
@@ -118,12 +122,15 @@ def set_aside(
         )
     )
     if shape.deleted is not None:
-        failed = sql.SQL("CASE WHEN {} THEN '{{}}' ELSE {} END").format(is_gone(shape), failed)
+        failed = sql.SQL("CASE WHEN {} THEN '{{}}'::text[] ELSE {} END").format(
+            is_gone(shape), failed
+        )
     rejected = connection.execute(
         sql.SQL(
             "INSERT INTO {table} (update_id, failed, key, row)"
-            " SELECT {update_id}, {found}, {key}, to_jsonb(f) - {found_name} FROM"
-            " (SELECT {names}, {failed} AS {found} FROM ({rows}) c) f WHERE {found} <> '{{}}'"
+            " SELECT {update_id}, {found}, {key}, pg_catalog.to_jsonb(f) - {found_name}::text FROM"
+            " (SELECT {names}, {failed} AS {found} FROM ({rows}) c) f"
+            " WHERE pg_catalog.cardinality({found}) > 0"
         ).format(
             table=table,
             update_id=sql.Literal(update_id),
@@ -161,18 +168,19 @@ def _too_many(
         )
     ).fetchone()
     named = ", ".join(f"{name} ({count:,})" for name, count in counts)
-    where = f", the first with key {example[0]}" if example and example[0] != "{}" else ""
     return ChecksFailed(
-        f"{rejected:,} of {total:,} rows for {relation} fail their checks: {named}{where}; "
+        f"{rejected:,} of {total:,} rows for {relation} fail their checks: {named}; "
         f"reject_limit allows {rules.reject_limit:.2%}",
-        "nothing was loaded: mend the rows at the source, or the check, or raise reject_limit",
+        "nothing was loaded: mend the rows at the source, or the check, or raise reject_limit"
+        + (f"; {KEY_IN_LOG}" if example else ""),
+        detail=f"the first has the key {example[0]}" if example else None,
     )
 
 
 def _key(alias: str, shape: Shape) -> sql.Composable:
     if not shape.key:
         return sql.SQL("'{{}}'::jsonb").format()
-    return sql.SQL("jsonb_build_object({})").format(
+    return sql.SQL("pg_catalog.jsonb_build_object({})").format(
         sql.SQL(", ").join(
             sql.SQL("{}, {}").format(sql.Literal(name), sql.Identifier(alias, name))
             for name in shape.key

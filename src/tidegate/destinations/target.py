@@ -10,15 +10,15 @@ from tidegate.destinations import append
 from tidegate.destinations.create import create_table, create_versions
 from tidegate.destinations.deletes import refuse_deletes
 from tidegate.destinations.quarantine import check_conditions, ensure_rejected
-from tidegate.destinations.widening import accepts
-from tidegate.errors import DestinationError, TargetGone
-from tidegate.model.column import RelationKind, Table
+from tidegate.destinations.widening import accepts, converted, needs_zone, retyping
+from tidegate.errors import DestinationError, TargetGone, TargetUnknown
+from tidegate.model.column import Column, RelationKind, Table
 from tidegate.model.identity import sync_of
 from tidegate.model.relation import Relation
 from tidegate.model.rules import Mode, Rules
 from tidegate.model.shape import Shape
 from tidegate.model.watermark import Watermark
-from tidegate.postgres.catalog import describe_table, is_empty
+from tidegate.postgres.catalog import OPERATORS, describe_table, is_empty
 from tidegate.postgres.connect import Connection
 from tidegate.postgres.identifiers import column_list, qualified
 
@@ -74,26 +74,39 @@ def fit_shape(connection: Connection, relation: Relation, shape: Shape) -> Shape
     Lengths are left out: a cast to varchar(5) cuts silently, an assignment refuses.
     """
     rows = connection.execute(
-        "SELECT a.attname, format_type(a.atttypid, -1) FROM pg_attribute a"
+        f"SELECT a.attname, format_type(a.atttypid, -1), {OPERATORS} FROM pg_attribute a"
         " JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " JOIN pg_type t ON t.oid = a.atttypid"
+        " JOIN pg_type base ON base.oid = coalesce(nullif(t.typbasetype, 0), t.oid)"
         " WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped",
         (relation.schema, relation.name),
     )
-    types: dict[str, str] = dict(rows.fetchall())
+    found = {name: (kind, operators) for name, kind, operators in rows}
     return replace(
         shape,
         columns=tuple(
-            replace(column, target_type=types.get(column.name, column.target_type))
+            replace(column, target_type=kind, operators=operators)
             for column in shape.columns
+            for kind, operators in [found.get(column.name, (column.target_type, None))]
         ),
     )
 
 
 def check_present(
-    connection: Connection, relation: Relation, watermark: Watermark, project: str
+    connection: Connection,
+    relation: Relation,
+    watermark: Watermark,
+    project: str,
+    *,
+    adds: bool = False,
 ) -> None:
-    """Refuse to go on from a watermark whose rows are not there any more."""
+    """Refuse to go on from a watermark whose rows are not there any more.
+
+    And where loads only add rows, without a key, to begin where there are rows already.
+    """
     if watermark.rows_synced == 0:
+        if watermark.version == 0 and adds and _holds_rows(connection, relation):
+            raise unrecorded(relation, watermark, project)
         return
     recorded = f"{watermark.rows_synced} rows are recorded in it" + (
         f" up to {watermark.value}" if watermark.value else ""
@@ -113,6 +126,25 @@ def check_present(
             f"{relation} is empty, but {recorded}",
             way_out,
         )
+
+
+def _holds_rows(connection: Connection, relation: Relation) -> bool:
+    return describe_table(connection, relation) is not None and not is_empty(
+        connection, qualified(relation)
+    )
+
+
+def unrecorded(relation: Relation, watermark: Watermark, project: str) -> TargetUnknown:
+    """Nobody adds rows to those of a target of which no load is recorded: they may be the same,
+    and nothing would tell the one from the other."""
+    name = sync_of(project, watermark.pipeline)
+    return TargetUnknown(
+        f"{relation} holds rows, and no load of {name} into it is recorded: append would add rows "
+        "that may be there already",
+        f"if the ledger was lost or another loader filled it: tidegate adopt {name} --at VALUE "
+        "says up to where it is complete; to load everything again in place of what is there: "
+        f"tidegate run {name} --full-refresh; or choose another target",
+    )
 
 
 def check_target(connection: Connection, table: Table, shape: Shape, rules: Rules) -> None:
@@ -137,11 +169,17 @@ def check_target(connection: Connection, table: Table, shape: Shape, rules: Rule
         elif not accepts(connection, existing.type, column.target_type):
             problems.append(
                 f"its column {column.name} is {existing.type}, the rows have {column.target_type}"
+                + _type_words(connection, table, existing, column.target_type)
             )
     names = {*shape.names, *(append.ADDED if is_versioned(shape, rules) else ())}
     for column_name in _required_columns(connection, table):
         if column_name not in names:
-            problems.append(f"its column {column_name} is NOT NULL and nothing fills it")
+            problems.append(
+                f"its column {column_name} is NOT NULL and nothing fills it: "
+                + sql.SQL("ALTER TABLE {} ALTER COLUMN {} DROP NOT NULL")
+                .format(qualified(relation), sql.Identifier(column_name))
+                .as_string(connection)
+            )
     upserts = rules.mode in (Mode.MERGE, Mode.REPLACE) and bool(shape.key)
     if upserts and not any(set(unique) == set(shape.key) for unique in table.unique_keys):
         problems.append(
@@ -157,6 +195,20 @@ def check_target(connection: Connection, table: Table, shape: Shape, rules: Rule
             f"{relation} cannot take these rows: " + "; ".join(problems),
             "change the table, or choose another target",
         )
+
+
+def _type_words(connection: Connection, table: Table, existing: Column, incoming: str) -> str:
+    """How to let a column take another type, in which zone where the types do not say so."""
+    alter = sql.SQL("ALTER TABLE {} {}").format(
+        qualified(table.relation), retyping(connection, existing, incoming)
+    )
+    if not needs_zone(existing.type, incoming):
+        return f": {alter.as_string(connection)}"
+    read = converted(existing.name, incoming, existing.type)
+    return (
+        f", and no time zone is declared between them (read it as {read.as_string(connection)} in "
+        f"a query of the sync, or: {alter.as_string(connection)})"
+    )
 
 
 def _cascades(connection: Connection, table: Table, rules: Rules) -> list[str]:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 
+from psycopg import errors as pg
+from psycopg import sql
+
+from tidegate.model.column import Column
 from tidegate.postgres.connect import Connection
 
 _LENGTH = re.compile(r"\([0-9, -]+\)")
@@ -15,11 +19,8 @@ _LOSSY = {
     ("numeric", "real"),
     ("numeric", "double precision"),
 }
-# What old values would become depends on a time zone that nobody declared.
-_ZONED = {
-    ("date", "timestamp with time zone"),
-    ("timestamp without time zone", "timestamp with time zone"),
-}
+_ZONED = {"timestamp with time zone", "time with time zone"}
+_UNZONED = {"date", "timestamp without time zone", "time without time zone"}
 # Growing these changes the catalog alone; every other change of type writes all rows anew.
 _GROWS_IN_PLACE = {
     "character varying",
@@ -39,7 +40,7 @@ def accepts(connection: Connection, existing: str, incoming: str) -> bool:
     base, incoming_base = _base(existing), _base(incoming)
     if base == incoming_base:
         return "(" not in existing or _holds(_digits(existing), _digits(incoming))
-    if "(" in existing or (incoming_base, base) in _LOSSY:
+    if "(" in existing or (incoming_base, base) in _LOSSY or needs_zone(existing, incoming):
         return False
     row = connection.execute(
         "SELECT EXISTS (SELECT FROM pg_cast WHERE castsource = to_regtype(%s)"
@@ -51,9 +52,38 @@ def accepts(connection: Connection, existing: str, incoming: str) -> bool:
 
 def widens(connection: Connection, existing: str, incoming: str) -> bool:
     """Whether a column may take the incoming type and keep every value that it has."""
-    if (_base(existing), _base(incoming)) in _ZONED:
-        return False
     return accepts(connection, incoming, existing)
+
+
+def needs_zone(left: str, right: str) -> bool:
+    """Whether what values of the one type are in the other depends on a time zone, which nobody
+    declared."""
+    pair = {_base(left), _base(right)}
+    return bool(pair & _ZONED) and bool(pair & _UNZONED)
+
+
+def converted(name: str, existing: str, wanted: str) -> sql.Composed:
+    """A column in another type, as a person would write it who knows the zone."""
+    value: sql.Composable = sql.Identifier(name)
+    if needs_zone(existing, wanted):
+        moment = sql.SQL("::timestamp") if existing == "date" else sql.SQL("")
+        value = sql.SQL("({}{} AT TIME ZONE '…')").format(value, moment)
+    return sql.SQL("{}::{}").format(value, sql.SQL(wanted))
+
+
+def retyping(connection: Connection, existing: Column, wanted: str) -> sql.Composed:
+    """What ALTER TABLE takes to give a column another type by hand; no cast leaves no values."""
+    name, kind = sql.Identifier(existing.name), sql.SQL(wanted)
+    retype = sql.SQL("ALTER COLUMN {} TYPE {} USING {}")
+    try:
+        with connection.transaction():
+            connection.execute(sql.SQL("SELECT NULL::{}::{}").format(sql.SQL(existing.type), kind))
+    except pg.CannotCoerce:
+        relax = sql.SQL("ALTER COLUMN {} DROP NOT NULL, ").format(name)
+        return (relax if existing.not_null else sql.Composed([])) + retype.format(
+            name, kind, sql.SQL("NULL")
+        )
+    return retype.format(name, kind, converted(existing.name, existing.type, wanted))
 
 
 def rewrites(existing: str, incoming: str) -> bool:

@@ -11,12 +11,11 @@ from psycopg import sql
 from tidegate.control.workers import user_name
 from tidegate.errors import BusyError, ControlMismatch, DeclarationError, UsageError
 from tidegate.failpoints import reach
-from tidegate.insight.bounding import bound_transaction
 from tidegate.insight.filled_lake import FilledLake
 from tidegate.insight.filled_target import Extent, count_target, find_problems, read_extent
 from tidegate.insight.starting import Starting
 from tidegate.lake.metadata import read_table
-from tidegate.ledger.fences import Fence, Fences, publisher_name
+from tidegate.ledger.fences import Fence
 from tidegate.ledger.ledger import Ledger
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.adoption import Adoption, StartingPoint, check_mode, check_point
@@ -24,17 +23,17 @@ from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.column import Table
 from tidegate.model.cursor import CursorType
 from tidegate.model.sync import Sync
+from tidegate.pipeline.changed import take_table
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import resolve_source
 from tidegate.pipeline.lock import read_lock, refuse_other_plane
-from tidegate.pipeline.reading import count_rows
 from tidegate.pipeline.sessions import Sessions
 from tidegate.pipeline.sync import refuse_duplicates
 from tidegate.postgres.catalog import describe_table
 from tidegate.postgres.connect import Connection, first_line, translate
-from tidegate.postgres.identifiers import statement
 from tidegate.sources.horizon import read_horizon
 from tidegate.sources.postgres import PostgresSource
+from tidegate.sources.reading import count_rows
 
 
 def examine(
@@ -50,47 +49,48 @@ def examine(
         raise translate(error, f"looking at {sync.target}") from error
 
 
-def record_adoption(context: Context, sync: Sync, found: Adoption, fence: Fence) -> Adoption:
+def record_adoption(
+    context: Context, sync: Sync, found: Adoption, fence: Fence, *, take_over: bool = False
+) -> Adoption:
     """Write the watermark and its log in one transaction, under the fence."""
+    if take_over:
+        take_table(context.destination(sync.target), sync, fence)
     ledger = context.ledger(sync.target.connection)
     watermarks = Watermarks(ledger)
     relation = str(sync.target.relation)
     kind = found.cursor_type
-    application = publisher_name(fence.attempt_id)
+    doing = f"adopting {sync.target}"
     try:
-        with context.databases.connect(sync.target.connection, application) as connection:
-            with connection.transaction():
-                bound_transaction(connection, context)
-                Fences(ledger).lock(connection, fence)
-                watermarks.ensure(connection, sync.pipeline, relation, kind.value)
-                watermarks.lock(connection, sync.pipeline, relation)
-                # Somebody may have loaded it since it was looked at.
-                _refuse_taken(connection, ledger, sync)
-                current = watermarks.get(connection, sync.pipeline, relation)
-                watermarks.move(
-                    connection,
+        with context.destination(sync.target).fenced_transaction(fence, doing) as connection:
+            watermarks.ensure(connection, sync.pipeline, relation, kind.value)
+            watermarks.lock(connection, sync.pipeline, relation)
+            # Somebody may have loaded it since it was looked at.
+            _refuse_taken(connection, ledger, sync)
+            current = watermarks.get(connection, sync.pipeline, relation)
+            watermarks.move(
+                connection,
+                current,
+                replace(
                     current,
-                    replace(
-                        current,
-                        value=found.watermark,
-                        version=current.version + 1,
-                        rows_synced=found.rows,
-                    ),
-                    cursor_type=kind,
-                    fence=fence.token,
-                    attempt_id=fence.attempt_id,
-                    moved_by=user_name(),
-                    reason=found.reason,
-                )
-                reach("adopt.moved")
-            reach("adopt.committed")
+                    value=found.watermark,
+                    version=current.version + 1,
+                    rows_synced=found.rows,
+                ),
+                cursor_type=kind,
+                fence=fence.token,
+                attempt_id=fence.attempt_id,
+                moved_by=user_name(),
+                reason=found.reason,
+            )
+            reach("adopt.moved")
+        reach("adopt.committed")
     except (pg.LockNotAvailable, pg.QueryCanceled) as error:
         raise BusyError(
             f"the ledger of {sync.target} is in use by another session ({first_line(error)})",
             "see pg_stat_activity for who; nothing was recorded, try again",
         ) from None
     except psycopg.Error as error:
-        raise translate(error, f"adopting {sync.target}") from error
+        raise translate(error, doing) from error
     return replace(found, adopted=True)
 
 
@@ -178,7 +178,7 @@ class _Examination:
                 f"{sync.target} is held by {lock.holder}",
                 "wait until it has finished, then try again",
             )
-        _refuse_taken(self._target, self._ledger, sync)
+        _refuse_taken(self._target, self._ledger, sync, take_over=take_over)
         if take_over:
             return
         try:
@@ -283,7 +283,9 @@ class _Examination:
             )
 
 
-def _refuse_taken(connection: Connection, ledger: Ledger, sync: Sync) -> None:
+def _refuse_taken(
+    connection: Connection, ledger: Ledger, sync: Sync, *, take_over: bool = False
+) -> None:
     """Refuse a table that this sync or another has in its ledger already."""
     relation = str(sync.target.relation)
     current = Watermarks(ledger).get(connection, sync.pipeline, relation)
@@ -295,19 +297,8 @@ def _refuse_taken(connection: Connection, ledger: Ledger, sync: Sync) -> None:
             f"rewind {sync.name}; to load everything again: tidegate run {sync.name} "
             f"--full-refresh; to forget it all first: tidegate remove {sync.name}",
         )
-    try:
-        row = connection.execute(
-            statement("ledger/pipelines", "count_holdings", schema=ledger.schema_identifier),
-            {"pipeline": sync.pipeline, "table": relation},
-        ).fetchone()
-    except (pg.UndefinedTable, pg.InvalidSchemaName):
-        return
-    if row and row[3]:
-        raise UsageError(
-            f"{sync.target} is loaded by {', '.join(row[3])}",
-            "two loaders of one table overwrite each other: choose another target, or give that "
-            "one up first with: tidegate remove NAME",
-        )
+    if not take_over:
+        Watermarks(ledger).refuse_shared(connection, sync.pipeline, relation)
 
 
 def _words(rows: int, exact: bool) -> str:

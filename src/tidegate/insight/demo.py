@@ -187,7 +187,7 @@ def _clear(folder: Path) -> None:
 
 def make_shop(context: Context) -> None:
     """Create the shop's tables and its first orders, stamped in the past."""
-    with context.databases.connect("shop") as connection, connection.transaction():
+    with context.databases.connect("shop", own_path=True) as connection, connection.transaction():
         connection.execute(_TABLES)
         for statement in _INSERTS.values():
             connection.execute(
@@ -209,7 +209,7 @@ def change_shop(context: Context, round_: int) -> dict[str, tuple[int, int]]:
         "at": sql.SQL("now()"),
     }
     done: dict[str, tuple[int, int]] = {}
-    with context.databases.connect("shop") as connection, connection.transaction():
+    with context.databases.connect("shop", own_path=True) as connection, connection.transaction():
         for table, insert in _INSERTS.items():
             new = connection.execute(sql.SQL(insert).format(**values)).rowcount
             changed = connection.execute(sql.SQL(_UPDATES[table]).format(**values)).rowcount
@@ -220,7 +220,7 @@ def change_shop(context: Context, round_: int) -> dict[str, tuple[int, int]]:
 def compare_tables(context: Context) -> list[Pair]:
     """Source against target, table by table, each computed inside its database."""
     with (
-        context.databases.connect("shop") as shop,
+        context.databases.connect("shop", own_path=True) as shop,
         context.databases.connect("warehouse") as warehouse,
     ):
         pairs = []
@@ -243,6 +243,7 @@ def compare_tables(context: Context) -> list[Pair]:
 
 def _summary(relation: str) -> sql.SQL:
     return sql.SQL(
-        "SELECT count(*), left(md5(coalesce(sum(hashtextextended(t::text, 0)), 0)::text), 10)"
+        "SELECT count(*),"
+        " left(md5(coalesce(sum(hashtextextended(t::text, 0::bigint)), 0)::text), 10)"
         f" FROM {relation} AS t"
     )

@@ -23,6 +23,7 @@ from tidegate.postgres.connect import Connection, first_line
 from tidegate.postgres.databases import CONTROL, label
 
 _MANY = 10
+_STRICT_TLS = ("require", "verify-ca", "verify-full")
 _POOLED = (
     "connect to the server itself, or to a pool with pool_mode = session: advisory locks, exported "
     "snapshots and temporary tables need a session of their own"
@@ -85,7 +86,7 @@ def _check_database(context: Context, use: Use) -> list[Check]:
         ).fetchone()
         assert row is not None
         server, standby, wal_level = row
-        checks = [ok(name, f"reachable, PostgreSQL {server}")]
+        checks = [ok(name, f"reachable, PostgreSQL {server}"), *_check_tls(name, connection)]
         checks += _check_standby(name, use, standby)
         # Before anything else is made of it: behind such a pooler a session is not one.
         checks.append(_check_pooler(name, detect_pooling(open_session)))
@@ -106,6 +107,33 @@ def _check_database(context: Context, use: Use) -> list[Check]:
         if use.sources:
             checks.append(_check_wal_level(name, wal_level))
     return checks
+
+
+def _check_tls(name: str, connection: Connection) -> list[Check]:
+    info = connection.info
+    mode = info.get_parameters().get("sslmode", "prefer")
+    encrypted = connection.pgconn.ssl_in_use
+    return judge_encryption(name, info.host, info.hostaddr, mode, encrypted=encrypted)
+
+
+def judge_encryption(
+    name: str, host: str, address: str, mode: str, *, encrypted: bool
+) -> list[Check]:
+    """Whether a session with another machine is encrypted, and not by chance."""
+    if host.startswith(("/", "@")) or address in ("", "::1") or address.startswith("127."):
+        return []
+    what = f"{name}: encryption"
+    if encrypted and mode in _STRICT_TLS:
+        return [ok(what, f"TLS (sslmode={mode})")]
+    found = "encrypted only while nobody objects" if encrypted else "not encrypted"
+    return [
+        warn(
+            what,
+            f"{host} is another machine, and the session is {found} (sslmode={mode}): rows and "
+            "passwords can be read or changed on the way",
+            "add sslmode=verify-full and sslrootcert=FILE to its URL, or at least sslmode=require",
+        )
+    ]
 
 
 def _check_standby(name: str, use: Use, standby: bool) -> list[Check]:

@@ -20,14 +20,15 @@ from tidegate.model.shape import Shape
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.loaded import pending_condition
-from tidegate.pipeline.reading import bounded
 from tidegate.pipeline.sides import target_columns
 from tidegate.pipeline.stage import passed_columns
 from tidegate.postgres.catalog import describe_table
 from tidegate.postgres.connect import Connection, first_line
-from tidegate.postgres.identifiers import condition, qualified
+from tidegate.postgres.identifiers import condition, operator, qualified
 from tidegate.sources.horizon import readable
+from tidegate.sources.key_order import KeyOrder
 from tidegate.sources.postgres import PostgresSource
+from tidegate.sources.reading import bounded
 
 _NEAREST_MILLISECONDS = 2_000
 
@@ -149,18 +150,16 @@ def read_source(
 def nearest_keys(connection: Connection, source: PostgresSource, key: Key) -> list[str]:
     """The keys before and after one that is not there, if that is quick to see."""
     names = list(key)
-    values = [_literal(source.table, name, key[name]) for name in names]
     found: list[str] = []
-    for operator, order in (("<", "DESC"), (">", "ASC")):
+    for symbol, order in (("<", "DESC"), (">", "ASC")):
         query = sql.SQL(
-            "SELECT {texts} FROM {relation} WHERE ({key}) {operator} ({values}) ORDER BY {order}"
-            " LIMIT 1"
+            "SELECT {texts} FROM {relation} WHERE {beside} ORDER BY {order} LIMIT 1"
         ).format(
             texts=_texts([sql.Identifier(name) for name in names]),
             relation=source.relation,
-            key=sql.SQL(", ").join(map(sql.Identifier, names)),
-            operator=sql.SQL(operator),
-            values=sql.SQL(", ").join(values),
+            beside=KeyOrder(source.table, tuple(names), source.relation).compare(
+                symbol, tuple(key.values())
+            ),
             order=sql.SQL(", ").join(
                 sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(order)) for name in names
             ),
@@ -257,11 +256,13 @@ def _texts(values: Sequence[sql.Composable]) -> sql.Composed:
 
 def same_key(table: Table, key: Key, alias: str | None = None) -> sql.Composed:
     return sql.SQL(" AND ").join(
-        sql.SQL("{} = {}").format(
+        sql.SQL("{} {} {}").format(
             sql.Identifier(name) if alias is None else sql.Identifier(alias, name),
+            operator("=", (column and column.operators) or "pg_catalog"),
             _literal(table, name, value),
         )
         for name, value in key.items()
+        for column in [table.column(name)]
     )
 
 

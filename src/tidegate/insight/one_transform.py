@@ -19,7 +19,7 @@ from tidegate.pipeline.lake_mirror import mirror
 from tidegate.pipeline.sessions import Sessions
 from tidegate.pipeline.stage import Reading, Staged, stage_batch
 from tidegate.postgres.connect import Connection
-from tidegate.sources.postgres import PostgresSource, snapshot
+from tidegate.sources.postgres import PostgresSource
 
 _MOST = 10
 
@@ -40,14 +40,15 @@ def transform_row(
     destination = sessions.context.destination(sync.target)
     attempt_id = new_attempt_id()
     try:
-        with snapshot(connection) as name:
+        narrowed = _only(connection, source, same)
+        with sessions.context.reading(connection, narrowed) as snapshot:
             staged = stage_batch(
                 Reading(
                     sessions.context,
                     sync,
-                    _only(connection, source, same),
+                    narrowed,
                     connection,
-                    name,
+                    snapshot,
                     Batch(BatchKind.FULL, rows=1),
                 ),
                 destination,

@@ -10,12 +10,11 @@ from psycopg import errors as pg
 from tidegate.control.observations import Observations
 from tidegate.destinations import drop
 from tidegate.errors import BusyError, TidegateError, UsageError
-from tidegate.insight.bounding import bound_transaction
 from tidegate.insight.left_in_lake import LeftInLake
 from tidegate.insight.ownership import read_ownership
 from tidegate.lake.catalog import Catalog
 from tidegate.lake.metadata import read_table
-from tidegate.ledger.fences import Fence, Fences, publisher_name
+from tidegate.ledger.fences import Fence
 from tidegate.ledger.intents import Intents
 from tidegate.ledger.markers import Markers
 from tidegate.ledger.staging import Staging
@@ -149,30 +148,24 @@ def remove_holdings(
         Observations(context.plane, control, holdings.pipeline).forget()
     ledger = context.ledger(holdings.target.connection)
     relation, table = holdings.target.relation, str(holdings.target.relation)
-    fences = Fences(ledger)
-    application = publisher_name(fence.attempt_id)
-    with (
-        context.databases.connect(holdings.target.connection, application) as connection,
-        connection.transaction(),
-    ):
-        bound_transaction(connection, context)
-        try:
-            fences.lock(connection, fence)
+    destination = context.destination(holdings.target)
+    try:
+        with destination.fenced_transaction(fence, f"removing {holdings.name}") as connection:
             Markers(ledger).forget_pipeline(connection, holdings.pipeline, relation)
             Watermarks(ledger).forget(connection, holdings.pipeline, table)
             if holdings.in_lake:
                 Intents(ledger).forget(connection, table, holdings.pipeline)
+            else:
+                Staging(ledger).sweep(connection, fence.control_id, live)
             if drop_target:
                 drop.drop_target(connection, relation)
-        except (pg.LockNotAvailable, pg.QueryCanceled) as error:
-            raise BusyError(
-                f"{holdings.target} is in use by another session ({first_line(error)})",
-                "see pg_stat_activity for who; nothing was removed, try again",
-            ) from None
-        if not holdings.in_lake:
-            Staging(ledger).sweep(connection, fence.control_id, live)
-        if not holdings.shared_with:
-            fences.forget(connection, table)
+            if not holdings.shared_with:
+                destination.fences.forget(connection, table)
+    except (pg.LockNotAvailable, pg.QueryCanceled) as error:
+        raise BusyError(
+            f"{holdings.target} is in use by another session ({first_line(error)})",
+            "see pg_stat_activity for who; nothing was removed, try again",
+        ) from None
     if holdings.in_lake:
         left = LeftInLake(context.catalog(holdings.target.connection), ledger)
         left.discard(holdings.target.relation, live() - {fence.attempt_id}, holdings.branches)

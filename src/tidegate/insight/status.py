@@ -31,14 +31,15 @@ from tidegate.model.vacuum_horizon import VacuumHorizon
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.cdc_origin import ChangeLog
 from tidegate.pipeline.cdc_source import CdcSource
-from tidegate.pipeline.changed import refuse_changed
+from tidegate.pipeline.changed import horizon_remarks, refuse_changed
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import resolve_source
 from tidegate.pipeline.lake_declaration import refuse_changed_lake, resolve_lake_source
-from tidegate.pipeline.loaded import pending_condition
+from tidegate.pipeline.loaded import pending_condition, rows_ahead
 from tidegate.pipeline.lock import read_lock
 from tidegate.pipeline.passes import check_standing
 from tidegate.pipeline.sessions import ReadMemory, Sessions
+from tidegate.postgres.catalog import read_server
 from tidegate.postgres.connect import Connection, translate
 from tidegate.sources.horizon import read_horizon
 from tidegate.sources.postgres import PostgresSource
@@ -107,6 +108,8 @@ class SyncStatus:
     late: Lateness | None = None
     """rows that lookbacks of the last loads still found"""
     lookback: str | None = None
+    notes: tuple[str, ...] = ()
+    """what to know of the source"""
 
     @property
     def is_well(self) -> bool:
@@ -180,6 +183,7 @@ class _Look:
         watermark: Watermark | None = None
         lock: Lock | None = None
         lag: Lag | None = None
+        notes: list[str] = []
         job = None if self.jobs is None else self.jobs.get(self.sync.name)
         held = _held_at_last_run(job)
         try:
@@ -189,7 +193,7 @@ class _Look:
         except (TidegateError, psycopg.Error) as error:
             unreachable, problem = _sort(error, unreachable, problem)
         try:
-            lag, held = self._look_at_source(watermark)
+            lag, held = self._look_at_source(watermark, notes)
         except (TidegateError, psycopg.Error) as error:
             unreachable, problem = _sort(error, unreachable, problem)
         result: dict[str, Any] = (job.result or {}) if job else {}
@@ -213,6 +217,7 @@ class _Look:
             version=watermark.version if watermark else 0,
             late=_lateness(watermark),
             lookback=None if self.sync.lookback is None else str(self.sync.lookback),
+            notes=tuple(notes),
         )
 
     def _watermark(self) -> Watermark:
@@ -237,7 +242,9 @@ class _Look:
             return State.INTERRUPTED
         return State(job.status.value)
 
-    def _look_at_source(self, watermark: Watermark | None) -> tuple[Lag | None, HeldBack | None]:
+    def _look_at_source(
+        self, watermark: Watermark | None, notes: list[str]
+    ) -> tuple[Lag | None, HeldBack | None]:
         if self.sessions.context.is_lake(self.sync.source.connection):
             return self._look_at_lake(watermark), None
         connection = self.sessions.source(self.sync.source.connection)
@@ -248,10 +255,14 @@ class _Look:
             return self._look_at_changes(connection, source, watermark, control), None
         memory = ReadMemory(plane, control, self.sync.pipeline)
         horizon = read_horizon(connection, source.cursor, memory, may_wait=False)
+        if horizon.lag_seconds is not None and horizon.lag_seconds >= 1:
+            notes.append(f"its source is a standby, {horizon.lag_seconds:.0f} s behind its primary")
+        notes += rows_ahead(connection, source)
         lag = None
         if watermark is not None:
             refuse_changed(watermark, source, self.sync)
-            check_standing(connection, source, watermark, self.sync)
+            notes += check_standing(self.sessions.context, connection, source, watermark, self.sync)
+            notes += horizon_remarks(connection, source.cursor, watermark, horizon)
             lag = _lag(connection, source, watermark)
         return lag, _held_now(connection, source, watermark, horizon)
 
@@ -270,7 +281,8 @@ class _Look:
         changes.refuse_changed(watermark)
         if watermark.is_refreshing:
             return None
-        _, server = changes.check(watermark)
+        changes.refuse_unlogged(watermark)
+        server = read_server(connection)
         behind = max(0, lsn_value(server.lsn) - lsn_value(watermark.value))
         readers = changes.slots.read_by(control, self.sync.pipeline)
         read_at = next((one.read_at for one in readers if one.slot == log.slot.name), None)

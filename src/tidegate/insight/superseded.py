@@ -10,8 +10,7 @@ from psycopg import errors as pg
 from tidegate.destinations import append
 from tidegate.errors import BusyError, DestinationError
 from tidegate.failpoints import reach
-from tidegate.insight.bounding import bound_transaction
-from tidegate.ledger.fences import Fence, Fences, publisher_name
+from tidegate.ledger.fences import Fence
 from tidegate.model.column import Table
 from tidegate.model.relation import Relation
 from tidegate.model.rules import Mode
@@ -59,7 +58,7 @@ def find_versions(context: Context, sync: Sync) -> Versions | str:
         if table is None:
             return f"{raw} does not exist yet"
         _check_index(table, sync.key)
-    with context.databases.connect(sync.source.connection, "tidegate source") as source:
+    with context.databases.connect_source(sync.source.connection) as source:
         resolved = resolve_source(source, sync)
     unique = sync.transform is None and resolved.table.proves_unique(sync.key)
     # A transformation may have left the cursor out; then only the order of loading counts.
@@ -86,26 +85,24 @@ def remove_superseded(
     The newest version of a key stays in every one of them, so it may be killed anywhere.
     """
     target = versions.sync.target
-    fences = Fences(context.ledger(target.connection))
-    rows = size = 0
-    application = publisher_name(fence.attempt_id)
-    with context.databases.connect(target.connection, application) as connection:
-        after = 0
-        while (until := _chunk_end(connection, versions, after)) is not None:
-            check_alive()
-            try:
-                with connection.transaction():
-                    bound_transaction(connection, context)
-                    fences.lock(connection, fence)
-                    found = _work(connection, versions, after, until, delete=True)
-            except (pg.LockNotAvailable, pg.QueryCanceled) as error:
-                raise BusyError(
-                    f"{versions.raw} is in use by another session ({first_line(error)})",
-                    f"see pg_stat_activity for who; {rows:,} versions are gone already, try again",
-                ) from None
-            rows, size, after = rows + found[0], size + found[1], until
-            reach("vacuum.chunk")
-    return Vacuumed(versions.sync.name, str(target), rows, size)
+    destination = context.destination(target)
+    rows = size = after = 0
+    while True:
+        check_alive()
+        with destination.open() as connection:
+            until = _chunk_end(connection, versions, after)
+        if until is None:
+            return Vacuumed(versions.sync.name, str(target), rows, size)
+        try:
+            with destination.fenced_transaction(fence, f"vacuuming {target}") as connection:
+                found = _work(connection, versions, after, until, delete=True)
+        except (pg.LockNotAvailable, pg.QueryCanceled) as error:
+            raise BusyError(
+                f"{versions.raw} is in use by another session ({first_line(error)})",
+                f"see pg_stat_activity for who; {rows:,} versions are gone already, try again",
+            ) from None
+        rows, size, after = rows + found[0], size + found[1], until
+        reach("vacuum.chunk")
 
 
 def _chunk_end(connection: Connection, versions: Versions, after: int) -> int | None:

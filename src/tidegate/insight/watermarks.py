@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from psycopg import errors as pg
 
@@ -17,6 +18,7 @@ from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import resolve_source
+from tidegate.postgres.connect import Connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ class SyncWatermark:
                 _check_comparable(self.sync.name, current, cursor_type)
                 order, value = watermarks.compare(connection, value, current.value, cursor_type)
                 _check_finite(self.sync.name, value)
+                if forward and self.sync.mode is Mode.APPEND and not self.sync.key:
+                    self._refuse_half_loaded(connection, current, value, cursor_type)
                 _check_direction(self.sync.name, value, current.value, order, forward=forward)
             elif current.value is None and current.position is None:
                 raise UsageError(
@@ -92,6 +96,7 @@ class SyncWatermark:
                 new_generation=not forward,
                 moved_by=user_name(),
                 reason=reason,
+                declaration=_without_server(current),
             )
 
     def _cursor_type(self, *, forward: bool) -> CursorType:
@@ -107,7 +112,7 @@ class SyncWatermark:
                 "is not moved by hand: a slot does not go back",
                 f"to load everything again: tidegate run {self.sync.name} --full-refresh",
             )
-        with self.context.databases.connect(self.sync.source.connection) as connection:
+        with self.context.databases.connect_source(self.sync.source.connection) as connection:
             source = resolve_source(connection, self.sync)
         if source.written is not None:
             return CursorType.XID8
@@ -123,6 +128,21 @@ class SyncWatermark:
                 f"to load everything again: tidegate run {self.sync.name} --full-refresh",
             )
         return source.cursor.type
+
+    def _refuse_half_loaded(
+        self, connection: Connection, current: Watermark, value: str, cursor_type: CursorType
+    ) -> None:
+        """Rows of one value that are there in part would be added again from the first."""
+        reached = None if current.position is None else current.position[0]
+        if reached is None:
+            return
+        if self._watermarks().compare(connection, value, reached, cursor_type)[0] < 0:
+            raise UsageError(
+                f"rows of {self.sync.name} with {reached} are loaded in part, and it appends "
+                "without a key: they would be there twice",
+                f"finish them first: tidegate run {self.sync.name}; or load everything again: "
+                f"tidegate run {self.sync.name} --full-refresh",
+            )
 
     def _watermarks(self) -> Watermarks:
         return Watermarks(self.context.ledger(self.sync.target.connection))
@@ -182,6 +202,13 @@ def _list_connection(
         if not dot or head in groups:
             found.append(ListedWatermark(left, f"{name}:{table}", watermark, declared=False))
     return found
+
+
+def _without_server(current: Watermark) -> dict[str, Any] | None:
+    """Who moves a watermark speaks of the source as it is now, whichever server that is."""
+    found = dict(current.declaration or {})
+    server = found.pop("server", None)
+    return None if server is None else {**found, "server_before": server}
 
 
 def _check_comparable(name: str, current: Watermark, cursor_type: CursorType) -> None:

@@ -44,13 +44,13 @@ from tidegate.pipeline.declaration import nearest, passthrough_shape, resolve_so
 from tidegate.pipeline.lake_mirror import field_kinds, lake_columns
 from tidegate.pipeline.lake_view import LakeView, look
 from tidegate.pipeline.passes import check_standing
-from tidegate.pipeline.reading import bounded, read_only
 from tidegate.pipeline.sessions import Sessions
 from tidegate.postgres.catalog import describe_table
 from tidegate.postgres.connect import Connection, translate
 from tidegate.postgres.types import postgres_type
 from tidegate.sources.horizon import read_horizon
 from tidegate.sources.postgres import PostgresSource
+from tidegate.sources.reading import bounded, read_only
 
 _FINGERPRINT_MILLISECONDS = 30_000
 
@@ -126,8 +126,8 @@ class _Explaining:
             with read_only(target):
                 found = self._read_target(target, source, key, before)
         refuse_changed(found.watermark, source, sync)
-        check_standing(connection, source, found.watermark, sync)
-        with read_only(connection):
+        check_standing(self.sessions.context, connection, source, found.watermark, sync)
+        with self.sessions.context.reading(connection, source):
             row = read_source(
                 connection, sync, source, key, found.watermark, horizon, found.columns
             )

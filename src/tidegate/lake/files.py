@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tidegate.errors import ValueRefused
 from tidegate.failpoints import reach
 from tidegate.model.load import StagedWrite
 from tidegate.model.staging import new_write_id
 from tidegate.spark.executors import other_version
-from tidegate.spark.outcome import failure
+from tidegate.spark.outcome import VALUE_HINT, failure
 from tidegate.spark.transforming import arrow_type
 from tidegate.version import __version__
 
@@ -90,10 +91,28 @@ def write_file(place: LakePlace, batches: Iterable[pa.RecordBatch]) -> dict[str,
             table = pa.Table.from_batches(
                 [pa.RecordBatch.from_arrays(batch.columns, names=schema.names) for batch in group]
             )
-            writer.write_table(table.cast(schema), row_group_size=_GROUP_ROWS)
+            writer.write_table(_fit(table, schema), row_group_size=_GROUP_ROWS)
             rows += table.num_rows
     reach("stage.written")
     return {"write_id": write_id, "rows": rows}
+
+
+def _fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The rows in the types of the file; a value that does not fit is refused by its column."""
+    import pyarrow as pa
+
+    columns = []
+    for column, field in zip(table.columns, schema, strict=True):
+        try:
+            columns.append(column.cast(field.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise ValueRefused(
+                f"column {field.name} holds a value that does not fit {field.type}, its type in "
+                "the lake",
+                VALUE_HINT,
+                detail=str(error),
+            ) from None
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def arrow_schema(place: LakePlace) -> pa.Schema:

@@ -14,6 +14,7 @@ from tidegate.errors import SettingsError
 from tidegate.lake.catalog import Catalog
 from tidegate.model.relation import Relation
 from tidegate.postgres.connect import Connection, connect
+from tidegate.postgres.identifiers import OwnSQL
 
 JDBC = "jdbc"
 _POSTGRES = "jdbc:postgresql:"
@@ -57,7 +58,7 @@ def registered_metadata(catalog: Catalog, relation: Relation) -> str | None:
 
 
 @contextmanager
-def _session(catalog: Catalog) -> Iterator[tuple[Connection, sql.Identifier]]:
+def _session(catalog: Catalog) -> Iterator[tuple[Connection, sql.Composable]]:
     """A session of the catalog's database, and its table there."""
     if catalog.is_embedded:
         with catalog.lease() as connection:
@@ -65,7 +66,7 @@ def _session(catalog: Catalog) -> Iterator[tuple[Connection, sql.Identifier]]:
         return
     address = _address(catalog)
     with connect(address, name=f'the catalog of connection "{catalog.name}"') as connection:
-        yield connection, sql.Identifier("iceberg_tables")
+        yield connection, OwnSQL("iceberg_tables")
 
 
 def _address(catalog: Catalog) -> str:

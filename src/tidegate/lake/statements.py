@@ -234,6 +234,12 @@ def count_keyless(rows: str, shape: Shape) -> str:
     return f"SELECT count(*) FROM {rows} WHERE {missing}"
 
 
+def count_others(table: str, rows: str, shape: Shape) -> str:
+    """How many rows of a table have a key that none of these rows has."""
+    same = " AND ".join(f"t.{backticked(name)} = s.{backticked(name)}" for name in shape.key)
+    return f"SELECT count(*) FROM {table} t LEFT ANTI JOIN {rows} s ON {same}"
+
+
 def find_duplicate(rows: str, shape: Shape) -> str:
     """One key that occurs more than once, and how often."""
     key = ", ".join(map(backticked, shape.key))

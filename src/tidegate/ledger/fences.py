@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -10,8 +12,13 @@ from psycopg import sql
 
 from tidegate.errors import BusyError, ControlMismatch, FenceLost
 from tidegate.ledger.ledger import Ledger
+from tidegate.postgres.commits import Connect, known_transaction
 from tidegate.postgres.connect import Connection
 from tidegate.postgres.identifiers import statement
+
+# Who holds a fence does not idle: a stopped one must not block others.
+_IDLE_SECONDS = 30.0
+_STATEMENT_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,28 @@ class Fences:
                 "this attempt publishes nothing; the newer one carries on",
             )
 
+    @contextmanager
+    def transaction(
+        self, connect: Connect, fence: Fence, doing: str, *, lock_timeout_seconds: float
+    ) -> Iterator[Connection]:
+        """A transaction of the attempt that has the fence, and of nobody else.
+
+        Nothing in it waits or idles for ever, a newer attempt may end it, and how it ended is
+        known: see known_transaction. FenceLost when the fence is not ours.
+        """
+        limits = {
+            "application_name": publisher_name(fence.attempt_id),
+            "lock_timeout": _milliseconds(lock_timeout_seconds),
+            "statement_timeout": _milliseconds(_STATEMENT_SECONDS),
+            "idle_in_transaction_session_timeout": _milliseconds(_IDLE_SECONDS),
+            "synchronous_commit": "on",
+        }
+        with connect() as connection, known_transaction(connection, connect, doing):
+            for name, value in limits.items():
+                connection.execute("SELECT set_config(%s, %s, true)", (name, value))
+            self.lock(connection, fence)
+            yield connection
+
     def seize(self, connection: Connection, resource: str, control_id: UUID) -> bool:
         """Hand a table over to this control plane."""
         return (
@@ -118,6 +147,10 @@ class FenceTooLow(FenceLost):
         super().__init__(message, "a newer attempt is at work, or the control database is older")
         self.token = token
         self.attempt_id = attempt_id
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{max(1, int(seconds * 1000))}ms"
 
 
 def _parameters(fence: Fence) -> dict[str, object]:

@@ -11,7 +11,7 @@ from psycopg import sql
 
 from tidegate.errors import DestinationError
 from tidegate.model.relation import Relation
-from tidegate.postgres.connect import Connection, first_line
+from tidegate.postgres.connect import Connection, first_line, own_path
 from tidegate.postgres.identifiers import qualified
 from tidegate.sql import script
 from tidegate.sql import statements as named
@@ -62,13 +62,18 @@ class Ledger:
         # Markers of a lake are of its tables alone: "raw.orders" elsewhere is another table.
         if "." in self.marker_table or self.lake:
             return None
+        with own_path(connection):
+            place = connection.execute(
+                "SELECT pg_catalog.to_regclass(pg_catalog.quote_ident(%s))::oid",
+                (self.marker_table,),
+            ).fetchone()
         row = connection.execute(
             "SELECT n.nspname, c.relname FROM pg_class c"
             " JOIN pg_namespace n ON n.oid = c.relnamespace"
-            " WHERE c.oid = to_regclass(quote_ident(%s)) AND 2 = (SELECT count(*)"
+            " WHERE c.oid = %s::oid AND 2 = (SELECT count(*)"
             " FROM pg_attribute a WHERE a.attrelid = c.oid AND NOT a.attisdropped"
             " AND a.attname IN ('update_id', 'target_table'))",
-            (self.marker_table,),
+            place,
         ).fetchone()
         return Relation(*row) if row else None
 
@@ -139,7 +144,7 @@ class Ledger:
             with connection.transaction():
                 connection.execute(
                     "SELECT set_config('lock_timeout', '30s', true),"
-                    " pg_advisory_xact_lock(hashtextextended(%s, 0))",
+                    " pg_advisory_xact_lock(hashtextextended(%s, 0::bigint))",
                     (f"tidegate ledger {self.schema}",),
                 )
                 connection.execute(sql.SQL(script(file)).format(schema=schema))

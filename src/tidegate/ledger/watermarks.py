@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -11,9 +11,10 @@ from psycopg import errors as pg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from tidegate.errors import UsageError, WatermarkMoved
+from tidegate.errors import DeclarationError, UsageError, WatermarkMoved
 from tidegate.ledger.ledger import Ledger
 from tidegate.model.cursor import CursorType
+from tidegate.model.lake import LoadMark
 from tidegate.model.watermark import Watermark
 from tidegate.postgres.connect import Connection, first_line
 from tidegate.postgres.identifiers import statement
@@ -66,6 +67,8 @@ class Watermarks:
         cursor_type: str | None,
         declaration: Mapping[str, Any] | None = None,
     ) -> None:
+        """Make the row that later moves compare against; a table has one pipeline."""
+        self.refuse_shared(connection, pipeline, table)
         connection.execute(
             self._statement("create_state"),
             {
@@ -131,6 +134,51 @@ class Watermarks:
             **({} if is_load else {"update_id": None}),
         )
 
+    def recover(
+        self,
+        connection: Connection,
+        before: Watermark,
+        loads: Sequence[LoadMark],
+        *,
+        moved_by: str,
+    ) -> Watermark:
+        """Where loads have led that the target knows of and this ledger does not, oldest first."""
+        for load in loads:
+            after = before.after_mark(load)
+            moved = connection.execute(
+                self._statement("recover_state"),
+                {
+                    "pipeline": after.pipeline,
+                    "table": after.table,
+                    "value": after.value,
+                    "position": None if after.position is None else Jsonb(list(after.position)),
+                    "generation": after.generation,
+                    "version": after.version,
+                    "rows": after.rows_synced,
+                    "update_id": after.update_id,
+                    "fence": load.fence,
+                    "old_version": before.version,
+                    "old_generation": before.generation,
+                },
+            ).rowcount
+            if moved != 1:
+                raise WatermarkMoved(
+                    f"the watermark of {after.pipeline} moved while it was read",
+                    "run again",
+                )
+            self._log(
+                connection,
+                before,
+                after,
+                rows=load.rows,
+                attempt_id=load.attempt_id,
+                fence=load.fence,
+                moved_by=moved_by,
+                reason=f"load {load.kind}",
+            )
+            before = after
+        return before
+
     def reset(
         self,
         connection: Connection,
@@ -180,6 +228,29 @@ class Watermarks:
             return []
         return [name for (name,) in rows]
 
+    def other_pipelines(self, connection: Connection, pipeline: str, table: str) -> list[str]:
+        """The other pipelines, of this project or another, that have loaded a table."""
+        try:
+            rows = connection.execute(
+                self._statement("other_pipelines"), {"pipeline": pipeline, "table": table}
+            )
+        except (pg.UndefinedTable, pg.InvalidSchemaName):
+            return []
+        return [name for (name,) in rows]
+
+    def refuse_shared(self, connection: Connection, pipeline: str, table: str) -> None:
+        """Refuse a table that another pipeline has loaded: each would take the other's rows for
+        its own, and change or remove them."""
+        others = self.other_pipelines(connection, pipeline, table)
+        if others:
+            raise DeclarationError(
+                f"{table} is loaded by {', '.join(others)} already, and {pipeline} would take its "
+                "rows for its own",
+                "choose another target; or give that one up with tidegate remove NAME, in its "
+                "project (the rows stay); or, if it is gone for good or this is its new name: "
+                "tidegate run NAME --take-over",
+            )
+
     def lock(self, connection: Connection, pipeline: str, table: str) -> None:
         """Keep a watermark still until the caller's transaction ends."""
         connection.execute(self._statement("lock_state"), {"pipeline": pipeline, "table": table})
@@ -210,6 +281,22 @@ class Watermarks:
             {"pipeline": pipeline, "table": table, "limit": limit},
         )
         return [Move(*row) for row in rows]
+
+    def rows_put_in(self, connection: Connection, table: str) -> int:
+        """How many rows the loads of a table say that they put in, since the last one of all."""
+        row = connection.execute(
+            statement("ledger/watermark_log", "count_put_in", schema=self.ledger.schema_identifier),
+            {"table": table},
+        ).fetchone()
+        return int(row[0]) if row else 0
+
+    def was_moved_by(self, connection: Connection, table: str, attempt_id: str) -> bool:
+        """Whether an attempt has moved a watermark of this table."""
+        row = connection.execute(
+            statement("ledger/watermark_log", "has_moved", schema=self.ledger.schema_identifier),
+            {"table": table, "attempt_id": attempt_id},
+        ).fetchone()
+        return bool(row and row[0])
 
     def forget(self, connection: Connection, pipeline: str, table: str) -> int:
         parameters = {"pipeline": pipeline, "table": table}

@@ -6,17 +6,23 @@ from enum import StrEnum
 
 
 class Scope(StrEnum):
-    """What a token allows; each allows what those before it do."""
+    """What a token allows."""
 
+    EVENTS = "events"
     READ = "read"
     SUBMIT = "submit"
     ADMIN = "admin"
 
     def allows(self, wanted: Scope) -> bool:
-        """Whether this is enough for that.
+        """Whether this is enough for that; who only sends events sees nothing.
 
-        >>> Scope.SUBMIT.allows(Scope.READ), Scope.READ.allows(Scope.SUBMIT)
+        >>> Scope.SUBMIT.allows(Scope.READ), Scope.EVENTS.allows(Scope.READ)
         (True, False)
         """
-        order = list(Scope)
-        return order.index(self) >= order.index(wanted)
+        return wanted is self or wanted in _INCLUDED.get(self, ())
+
+
+_INCLUDED = {
+    Scope.SUBMIT: frozenset({Scope.EVENTS, Scope.READ}),
+    Scope.ADMIN: frozenset(Scope),
+}

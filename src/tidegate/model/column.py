@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tidegate.model.relation import Relation
@@ -29,6 +29,10 @@ class Column:
     via_text: bool
     not_null: bool
     generated: bool = False
+    operators: str | None = None
+    """the schema in which its type's own comparisons lie, where they are not built in"""
+    type_id: tuple[int, int] = field(default=(0, -1), compare=False)
+    """the catalog's own id of the type, a domain's base, and its modifier"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,3 +29,7 @@ class Horizon:
     because: str
     held_by: Session | None = None
     measured_at: datetime | None = None
+    settles: bool = False
+    """open transactions do not show, so that values count only once they have settled"""
+    lag_seconds: float | None = None
+    """of a standby: how far what it has replayed is behind the clock"""

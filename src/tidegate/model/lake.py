@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,9 +15,11 @@ MAIN = "main"
 SUMMARY = "tidegate."
 """what our entries in a snapshot's summary start with"""
 UPDATE_ID = f"{SUMMARY}update-id"
+PIPELINE = f"{SUMMARY}pipeline"
 STAGED_ID = "wap.id"
 """what a snapshot must not share with one that main has, if Iceberg shall pick it up for main"""
 PICKED_ID = "published-wap-id"
+_SOURCE_ID = "source-snapshot-id"
 EMBEDDED = "embedded"
 
 _BRANCH = "tidegate_"
@@ -65,6 +68,51 @@ class Snapshot:
     def count(self, name: str) -> int:
         """A number of the summary, such as `total-records`."""
         return int(self.summary.get(name, "0"))
+
+
+@dataclass(frozen=True, slots=True)
+class LoadMark:
+    """What a snapshot says of the load of a sync that it is."""
+
+    update_id: str
+    pipeline: str
+    attempt_id: str
+    fence: int
+    generation: int
+    version: int | None
+    """of the watermark that it started from; None where an older release has written it"""
+    start: str | None
+    value: str | None
+    """the watermark that it leaves"""
+    position: tuple[str, ...] | None
+    rows: int
+    kind: str
+
+    @classmethod
+    def read(cls, update_id: str, summary: Mapping[str, str]) -> LoadMark | None:
+        """None where it is none of a sync, but a DataFrame's."""
+        told = {key.removeprefix(SUMMARY): value for key, value in summary.items()}
+        if "pipeline" not in told:
+            return None
+        position = told.get("position")
+        return cls(
+            update_id,
+            told["pipeline"],
+            told.get("attempt-id", ""),
+            int(told.get("fence", "0")),
+            int(told.get("generation", "0")),
+            int(told["version"]) if "version" in told else None,
+            told.get("from") or None,
+            told.get("to") or None,
+            None if position is None else tuple(json.loads(position)),
+            int(told.get("rows") or summary.get("added-records", "0")),
+            told.get("kind", "range"),
+        )
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where it stands among the loads of its pipeline."""
+        return self.generation, -1 if self.version is None else self.version
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +175,12 @@ class LakeTable:
             yield snapshot
             snapshot = self.snapshots.get(-1 if snapshot.parent_id is None else snapshot.parent_id)
 
+    @property
+    def loader(self) -> str | None:
+        """The pipeline whose load was the last, as far back as snapshots are kept."""
+        found = (snapshot.summary.get(PIPELINE) for snapshot in self.ancestors())
+        return next((name for name in found if name), None)
+
     def since(self, snapshot_id: int) -> list[Snapshot] | None:
         """What main has gone through after a snapshot, oldest first; None if it is not known."""
         found: list[Snapshot] = []
@@ -162,6 +216,21 @@ class LakeTable:
             if snapshot.snapshot_id == base:
                 return Seen.UNPUBLISHED
         return Seen.UNKNOWN if self.is_cut() else Seen.UNPUBLISHED
+
+    def loads(self, pipeline: str | None = None) -> Iterator[LoadMark]:
+        """The loads of a sync, or of all, that main is made of, newest first, as far back as they
+        are kept."""
+        for snapshot in self.ancestors():
+            summary = snapshot.summary
+            if f"{SUMMARY}pipeline" not in summary and _SOURCE_ID in summary:
+                # One that Iceberg picked up for main says only where it comes from.
+                picked = self.snapshots.get(int(summary[_SOURCE_ID]))
+                summary = summary if picked is None else picked.summary
+            if snapshot.update_id is None:
+                continue
+            mark = LoadMark.read(snapshot.update_id, summary)
+            if mark is not None and pipeline in (None, mark.pipeline):
+                yield mark
 
     def rows(self, ref: str = MAIN) -> int:
         """How many rows a branch has at least; deletes may outlive the rows that they deleted."""

@@ -54,6 +54,7 @@ class Published:
     already: bool = False
     rejected: int = 0
     late: Late | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,20 @@ class Order:
     def actions(self) -> tuple[Action, ...]:
         return tuple(action for action, _ in self.steps)
 
+    def keeps_less(self, policy: Mapping[Action, ActionOptions]) -> bool:
+        """Whether it deletes what the policy would keep: younger snapshots, younger files."""
+        for action, wanted in self.steps:
+            held = policy[action]
+            if isinstance(wanted, ExpireSnapshots | RemoveOrphanFiles):
+                assert isinstance(held, ExpireSnapshots | RemoveOrphanFiles)
+                if wanted.older_than_seconds < held.older_than_seconds:
+                    return True
+            if isinstance(wanted, ExpireSnapshots):
+                assert isinstance(held, ExpireSnapshots)
+                if wanted.retain_last < held.retain_last:
+                    return True
+        return False
+
     def document(self) -> dict[str, dict[str, Any]]:
         """For the payload of a job; `read` takes it back."""
         return {action.value: asdict(options) for action, options in self.steps}

@@ -113,6 +113,8 @@ class SyncPlan:
     """where its changes come from, if it is read by them"""
     changes: str = "cursor"
     """how changes are found"""
+    removes: int = 0
+    """how many rows of the target would go at least, by the numbers of rows on both sides"""
 
 
 @dataclass(frozen=True, slots=True)

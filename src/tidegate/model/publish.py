@@ -49,6 +49,8 @@ class PublishReport:
     rejected: int
     already: bool
     update_id: str
+    notes: tuple[str, ...] = ()
+    """what there is to know about the target"""
 
     @classmethod
     def found(cls, update_id: str) -> PublishReport:

@@ -13,6 +13,8 @@ class StagedColumn:
     staged_type: str
     target_type: str
     not_null: bool = False
+    operators: str | None = None
+    """the schema of the target's operators for it, where they are not built in"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 MAX_NAME = 63
@@ -31,6 +31,70 @@ def _name(words: tuple[str, ...], identity: tuple[str, ...]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class TableState:
+    """The published table or one of its partitions, by what changes when no log tells of it."""
+
+    oid: int
+    name: str
+    link: int
+    """the transaction that made it a partition; 0 for the table itself"""
+    node: int
+    """its file, which VACUUM FULL, TRUNCATE and rewrites replace; 0 where it has none"""
+    toast: int
+    """the table of its large values, which a rewriting ALTER replaces and VACUUM FULL keeps"""
+    columns: str
+    """a digest that changes when a column is altered"""
+    empty: bool
+
+    def is_empty_as(self, before: TableState) -> bool:
+        """Whether it is empty, and was not emptied since."""
+        return self.empty and self.node == before.node
+
+    def is_rewritten(self, before: TableState) -> bool:
+        """Whether an ALTER has given its rows other values since."""
+        if self.node == before.node:
+            return False
+        return self.toast != before.toast if before.toast else self.columns != before.columns
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The tables behind a published one at one moment."""
+
+    since: int
+    """transactions below this one had ended by then"""
+    states: tuple[TableState, ...]
+
+    def by_oid(self) -> dict[int, TableState]:
+        return {one.oid: one for one in self.states}
+
+    def is_as(self, other: Tables | None) -> bool:
+        """Whether nothing has happened but changes of rows."""
+        return other is not None and self.at(other).states == other.at(other).states
+
+    def at(self, later: Tables) -> Tables:
+        """As they are remembered with what is loaded up to a later moment: empty is only what is
+        so still."""
+        found = later.by_oid()
+        return replace(
+            self,
+            states=tuple(
+                replace(one, empty=one.oid in found and found[one.oid].is_empty_as(one))
+                for one in self.states
+            ),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {"since": self.since, "states": [list(astuple(one)) for one in self.states]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any] | None) -> Tables | None:
+        if data is None:
+            return None
+        return cls(data["since"], tuple(TableState(*one) for one in data["states"]))
+
+
+@dataclass(frozen=True, slots=True)
 class Origin:
     """Where changes come from, as it is remembered with the watermark.
 
@@ -44,6 +108,12 @@ class Origin:
     publication: int
     member: int
     """the table's place in the publication, which goes when the table leaves it"""
+    tables: Tables | None = None
+    """with whose rows the target is equal, but for what the log has; None: loaded before this was
+    remembered"""
+    seen: Tables | None = None
+    """as they were when the log was last loaded to its end, if something is in no log: what a
+    repair after that makes good"""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -52,12 +122,20 @@ class Origin:
             "slot": self.slot,
             "publication": self.publication,
             "member": self.member,
+            "tables": None if self.tables is None else self.tables.to_json(),
+            "seen": None if self.seen is None else self.seen.to_json(),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Origin:
         return cls(
-            data["system"], data["timeline"], data["slot"], data["publication"], data["member"]
+            data["system"],
+            data["timeline"],
+            data["slot"],
+            data["publication"],
+            data["member"],
+            Tables.from_json(data.get("tables")),
+            Tables.from_json(data.get("seen")),
         )
 
 
@@ -82,12 +160,3 @@ class SlotState:
     @property
     def is_lost(self) -> bool:
         return self.lost_because is not None or self.confirmed is None
-
-
-def switch_point(history: str, timeline: int) -> str | None:
-    """Where a timeline was left, by the history file of one that came after it."""
-    for line in history.splitlines():
-        words = line.split()
-        if len(words) >= 2 and words[0].isdigit() and int(words[0]) == timeline:
-            return words[1]
-    return None

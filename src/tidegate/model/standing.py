@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tidegate.model.batch import Batch, BatchKind
+from tidegate.model.server import Fate, Server
 from tidegate.model.watermark import Watermark
 
 
@@ -44,24 +45,24 @@ class Standing:
 
     def difference(self, now: Standing) -> str | None:
         """Why ids of then mean nothing now, in words."""
-        if self.system != now.system:
+        # Ids that were given out and lost may be given out again, so no other timeline will do.
+        fate, _ = self.server.fate(now.server, lambda _: None)
+        if fate is Fate.OTHER_SERVER:
             return f"it was server {self.system} and is now {now.system}"
-        if self.database != now.database:
+        if fate is Fate.OTHER_DATABASE:
             return f"it was database {self.database} of its server and is now {now.database}"
-        if self.timeline not in (0, now.timeline):
+        if fate is Fate.SET_BACK:
+            return f"its log was at {self.lsn} and is now at {now.lsn}: it was restored"
+        if fate is not Fate.SAME:
             return (
                 f"it was on timeline {self.timeline} and is now on {now.timeline}: it was restored "
                 "or failed over"
             )
-        if position(now.lsn) < position(self.lsn):
-            return f"its log was at {self.lsn} and is now at {now.lsn}: it was restored"
         return None
 
-
-def position(lsn: str) -> int:
-    """A place in the log as a number."""
-    high, low = lsn.split("/")
-    return (int(high, 16) << 32) + int(low, 16)
+    @property
+    def server(self) -> Server:
+        return Server(self.system, self.database, self.timeline, self.lsn)
 
 
 def loaded_at(watermark: Watermark) -> Standing | None:

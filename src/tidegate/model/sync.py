@@ -11,7 +11,7 @@ from tidegate.model.cursor import NullPolicy
 from tidegate.model.identity import pipeline_name
 from tidegate.model.layout import Layout
 from tidegate.model.relation import Endpoint
-from tidegate.model.rules import Check, Drift, Duplicates, Mode, Rules
+from tidegate.model.rules import Check, Drift, Duplicates, Mode, RemovalLimit, Rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,8 @@ class Sync:
     checks: tuple[Check, ...] = ()
     reject_limit: float = 0.05
     drift: Drift = Drift.EVOLVE
+    max_removed: float = 1.0
+    """the share of the target that may be removed unasked"""
     layout: Layout = field(default_factory=Layout)
     lake_source: bool = False
     lake_target: bool = False
@@ -80,6 +82,7 @@ class Sync:
 
     @property
     def rules(self) -> Rules:
+        refresh = "" if self.mode is Mode.REPLACE else " --full-refresh"
         return Rules(
             mode=self.mode,
             duplicates=self.duplicates,
@@ -88,4 +91,9 @@ class Sync:
             checks=self.checks,
             reject_limit=self.reject_limit,
             drift=self.drift,
+            removal=self.removal_limit(f"tidegate run {self.name}{refresh} --allow-removal"),
         )
+
+    def removal_limit(self, allow: str) -> RemovalLimit | None:
+        """How much of the target may go; `allow` is the command that says that more is meant."""
+        return RemovalLimit.of(self.max_removed, allow)

@@ -91,6 +91,8 @@ class TaskRun:
     canonical: str
     values: Mapping[str, Any] = field(compare=False, repr=False)
     task: Task = field(compare=False, repr=False)
+    allow_removal: bool = field(default=False, compare=False, repr=False)
+    """it may remove more of its target than [safety] max_removed says"""
 
     @property
     def parameters(self) -> dict[str, Json]:
@@ -130,6 +132,8 @@ class TaskRun:
         }
         if self.task.target is not None:
             found["target"] = str(self.task.target)
+        if self.allow_removal:
+            found["allow_removal"] = True
         return found
 
     def __str__(self) -> str:
@@ -142,6 +146,7 @@ class SyncRun:
     """A sync or a group that a task requires."""
 
     name: str
+    allow_removal: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         return f"sync {self.name}"

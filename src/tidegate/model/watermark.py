@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from tidegate.model.batch import Batch, BatchKind
+from tidegate.model.lake import LoadMark
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,4 +60,17 @@ class Watermark:
             version=self.version + 1,
             rows_synced=self.rows_synced + rows,
             update_id=update_id,
+        )
+
+    def after_mark(self, load: LoadMark) -> Watermark:
+        """The watermark that a load left behind, by what its snapshot says."""
+        same = load.generation == self.generation
+        return replace(
+            self,
+            value=load.value,
+            position=load.position,
+            generation=load.generation,
+            version=(load.version or 0) + 1,
+            rows_synced=load.rows + (self.rows_synced if same else 0),
+            update_id=load.update_id,
         )

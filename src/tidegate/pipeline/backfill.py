@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 
 from tidegate.destinations.destination import Destination
-from tidegate.errors import UsageError, WatermarkMoved
+from tidegate.errors import StagingLost, UsageError, WatermarkMoved
 from tidegate.failpoints import reach
 from tidegate.model.backfill import BackfillRange, BackfillReport
 from tidegate.model.batch import Batch
@@ -26,12 +26,14 @@ from tidegate.pipeline.changed import declared_still, refuse_changed
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.course import Attempt, Course, SyncOutcome
 from tidegate.pipeline.load import Load, Prepare
+from tidegate.pipeline.passes import check_standing
 from tidegate.pipeline.repair import refuse_unfinished
 from tidegate.pipeline.stage import Reading, Staged, stage_batch
 from tidegate.pipeline.sync import refuse_duplicates, tolerates_duplicates
 from tidegate.postgres.catalog import database_identity
 from tidegate.postgres.connect import Connection, first_line
-from tidegate.sources.postgres import PostgresSource, snapshot
+from tidegate.sources.postgres import PostgresSource
+from tidegate.sources.reading import check_open
 
 _MOST_CHUNKS = 100_000
 _TRIES = 5
@@ -148,6 +150,7 @@ class BackfillWork:
         """Load chunk after chunk; those that are in, and those without rows, are passed over."""
         watermark = self.destination.watermark(self.sync.pipeline)
         refuse_changed(watermark, self.source, self.sync)
+        check_standing(self.context, self.connection, self.source, watermark, self.sync)
         refuse_unfinished(self.sync, watermark)
         self.destination.check_present(watermark)
         if watermark.version == 0 and self.sync.transform is None:
@@ -165,22 +168,19 @@ class BackfillWork:
             # The last one says that all of them are in, so it is loaded even without a row.
             if not batch.rows and not is_last:
                 report.empty += 1
-            elif self.destination.exists(update_id):
+            elif not self.destination.exists(update_id):
+                self.step(self._load(batch, update_id), number)
+            elif all(load.update_id != update_id for load in self.outcome.loads):
                 report.already += 1
-            else:
-                result = self._load(batch, update_id)
-                report.loaded += 1
-                report.rows += result.rows
-                report.changed += result.changed
-                report.rejected += result.rejected
-                self.step(result, number)
+        report.loaded, report.rows = len(self.outcome.loads), self.outcome.rows
+        report.changed, report.rejected = self.outcome.changed, self.outcome.rejected
         return report
 
     def _load(self, batch: Batch, update_id: str) -> LoadResult:
         for again in range(_TRIES):
             try:
                 return self._load_once(batch, update_id)
-            except WatermarkMoved:
+            except (WatermarkMoved, StagingLost):
                 # A person moved it; where it is does not matter here.
                 if again == _TRIES - 1:
                     raise
@@ -188,15 +188,16 @@ class BackfillWork:
 
     def _load_once(self, batch: Batch, update_id: str) -> LoadResult:
         self.attempt.check_alive()
+        check_open(self.connection, self.source)
         watermark = self.destination.watermark(self.sync.pipeline)
         source = self.source
         course = Course(self.sync, self.destination, self.attempt, self.outcome)
-        with snapshot(self.connection) as name:
+        with self.context.reading(self.connection, source) as snapshot:
             plan = LoadPlan(update_id, batch, watermark.generation, watermark.version)
             self.attempt.store_plan(plan.to_json() | {"final": batch.is_last})
             reach("batch.planned")
             course.report("staging", batch.rows)
-            reading = Reading(self.context, self.sync, source, self.connection, name, batch)
+            reading = Reading(self.context, self.sync, source, self.connection, snapshot, batch)
 
             def stage(prepare: Prepare) -> Staged:
                 attempt_id = self.attempt.fence.attempt_id
@@ -204,7 +205,7 @@ class BackfillWork:
                     reading, self.destination, attempt_id=attempt_id, prepare=prepare
                 )
 
-            result = Load(
+            load = Load(
                 sync=self.sync,
                 destination=self.destination,
                 attempt=self.attempt,
@@ -212,7 +213,9 @@ class BackfillWork:
                 cursor_type=source.ordered_by.type,
                 declare=lambda columns: declared_still(watermark, self.sync, source, columns),
                 staged=lambda rows: course.report("publishing", rows),
-            ).run(stage, plan, watermark)
+            )
+            prepared = load.stage(stage, watermark)
+        result = load.publish(prepared, plan, watermark)
         self.outcome.loads.append(result)
         return result
 
@@ -236,18 +239,18 @@ class BackfillWork:
     def _count(self) -> dict[int, int]:
         """How many rows each chunk has, by its number, in one look at the range."""
         whole = Batch(self.range.chunks[0].kind, self.range.low, self.range.high)
-        rows = self.connection.execute(
-            sql.SQL(
-                "SELECT width_bucket({}, {}::{}[]), count(*) FROM {} WHERE {} GROUP BY 1"
-            ).format(
-                self.source.cursor_identifier,
-                sql.Literal(list(self.range.bounds)),
-                sql.SQL(self.source.ordered_by.type.value),
-                self.source.relation,
-                self.source.condition(whole),
-            )
+        statement = sql.SQL(
+            "SELECT width_bucket({}, {}::{}[]), count(*) FROM {} WHERE {} GROUP BY 1"
+        ).format(
+            self.source.cursor_identifier,
+            sql.Literal(list(self.range.bounds)),
+            sql.SQL(self.source.ordered_by.type.value),
+            self.source.relation,
+            self.source.condition(whole),
         )
-        return dict(rows.fetchall())
+        # A chunk without rows is passed over, so they are counted as they are read.
+        with self.context.reading(self.connection, self.source):
+            return dict(self.connection.execute(statement).fetchall())
 
     def _check_key(self) -> None:
         """As the first run would have."""

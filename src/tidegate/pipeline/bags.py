@@ -74,8 +74,7 @@ class Bags:
         if self.expected.connection is connection:
             connection.execute(sql.SQL("INSERT INTO {} (h) {}").format(OURS, ours))
         else:
-            text = ours.as_string(self.expected.connection)
-            copy_rows(self.expected.connection, text, connection, OURS, ("h",))
+            copy_rows(self.expected.connection, ours, connection, OURS, ("h",))
         row = connection.execute(
             sql.SQL(
                 "WITH s AS (SELECT h, count(*) AS n FROM {ours} GROUP BY h),"
@@ -97,12 +96,18 @@ class Bags:
 
 
 def compare_bags(
-    expected: Side, found: Side, hashing: Hashing, mode: Mode, aside: sql.Composable | None
+    expected: Side,
+    found: Side,
+    hashing: Hashing,
+    mode: Mode,
+    put_in: int,
+    aside: sql.Composable | None = None,
 ) -> tuple[Comparison, int, int]:
     """Rows of the target and those set aside against what is expected.
 
-    Returns the comparison, how many more rows there are where that is no fault, and how many were
-    set aside.
+    An append may hold more than that, versions that are older now, but no more than its loads
+    have `put_in`: whatever is there twice is told by its number. Returns the comparison, how many
+    more rows there are where that is no fault, and how many were set aside.
     """
     count = 0
     both = found
@@ -115,7 +120,11 @@ def compare_bags(
     at_least = mode is Mode.APPEND
     comparison, extra = Bags(expected, both, hashing, at_least).compare()
     comparison = replace(comparison, found_rows=comparison.found_rows - count)
-    return comparison, extra if at_least else 0, count
+    unknown = max(0, comparison.found_rows - put_in) if at_least else 0
+    if unknown:
+        missing = comparison.difference or Difference(0, 0, 0, complete=True)
+        comparison = replace(comparison, difference=replace(missing, extra=unknown))
+    return comparison, extra - unknown if at_least else 0, count
 
 
 def _texts(side: Side, hashes: list[int]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -37,10 +38,34 @@ SELECT c.relreplident, c.relpersistence,
         WHERE i.indrelid = c.oid AND k.place <= i.indnkeyatts AND i.indimmediate AND i.indisvalid
           AND CASE c.relreplident WHEN 'd' THEN i.indisprimary
                                   WHEN 'i' THEN i.indisreplident ELSE false END),
-       format('%%I.%%I', n.nspname, c.relname)
+       format('%%I.%%I', n.nspname, c.relname),
+       (SELECT quote_ident(x.relname) FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
+        WHERE i.indrelid = c.oid AND i.indisunique AND i.indimmediate AND i.indisvalid
+          AND i.indpred IS NULL AND i.indexprs IS NULL
+          AND (SELECT bool_and(a.attnotnull) AND array_agg(a.attname::text) @> %(key)s
+               FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS k (attnum, place)
+               JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+               WHERE k.place <= i.indnkeyatts)
+        ORDER BY i.indexrelid LIMIT 1)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = ANY (%(oids)s) AND c.relkind = 'r'
 ORDER BY n.nspname, c.relname
+"""
+_CHILDREN = """
+SELECT format('%%I.%%I', n.nspname, c.relname)
+FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE i.inhparent = %s ORDER BY 1
+"""
+_DEFERRABLE = """
+SELECT quote_ident(c.conname), CASE c.contype WHEN 'p' THEN 'PRIMARY KEY' ELSE 'UNIQUE' END,
+       string_agg(quote_ident(a.attname), ', ' ORDER BY k.place)
+FROM pg_constraint c
+CROSS JOIN unnest(c.conkey) WITH ORDINALITY AS k (attnum, place)
+JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = k.attnum
+WHERE c.conrelid = %s AND c.contype IN ('p', 'u') AND c.condeferrable
+GROUP BY c.oid, c.conname, c.contype HAVING bool_and(a.attname::text = ANY (%s))
+ORDER BY c.contype, c.conname
 """
 _LEAVES = "SELECT relid::oid FROM pg_partition_tree(%s) WHERE isleaf"
 _GENERATED = """
@@ -108,8 +133,51 @@ def table_obstacles(
             'name the table itself, or use changes = "cursor"',
         )
         return
+    yield from _inheritance_obstacles(connection, table)
+    yield from _key_obstacles(connection, table, key)
     yield from _identity_obstacles(connection, table, key)
     yield from _generated_obstacles(connection, table, columns)
+
+
+def _inheritance_obstacles(connection: Connection, table: Table) -> Iterator[Obstacle]:
+    """Rows of such tables are read with this one, and told as changes of another."""
+    if table.kind is RelationKind.TABLE:
+        for (name,) in connection.execute(_CHILDREN, (table.oid,)):
+            yield Obstacle(
+                f"{name} inherits from {table.relation}, which shows its rows, and has changes of "
+                "its own",
+                'use changes = "cursor", or make it a partition of a partitioned table',
+            )
+
+
+def _key_obstacles(connection: Connection, table: Table, key: Sequence[str]) -> Iterator[Obstacle]:
+    """Changes are folded by key, row by row: at no moment may two rows have the same one."""
+    words, name = ", ".join(map(quoted, key)), table.relation
+    if not table.proves_unique(tuple(key)):
+        others = [f"key = {json.dumps(unique, ensure_ascii=False)}" for unique in table.unique_keys]
+        deferrable = connection.execute(_DEFERRABLE, (table.oid, list(key))).fetchone()
+        if deferrable is None:
+            others = others or [f"CREATE UNIQUE INDEX ON {name} ({words})"]
+            what = f"no unique index proves that one row of {name} has the key ({words})"
+        else:
+            constraint, kind, columns = deferrable
+            others.append(
+                f"ALTER TABLE {name} DROP CONSTRAINT {constraint}, ADD CONSTRAINT {constraint} "
+                f"{kind} ({columns})"
+            )
+            what = (
+                f"constraint {constraint} is DEFERRABLE, so that two rows of {name} may "
+                f"have one key ({words}) until their transaction ends, and changes are told row by "
+                "row"
+            )
+        yield Obstacle(what, f"use a key that is unique at every moment: {'; or '.join(others)}")
+    for one in key:
+        column = table.column(one)
+        if column is not None and not column.not_null:
+            yield Obstacle(
+                f"column {one} may be NULL, and no index keeps rows without a key apart",
+                f"ALTER TABLE {name} ALTER COLUMN {quoted(one)} SET NOT NULL",
+            )
 
 
 def _identity_obstacles(
@@ -119,7 +187,8 @@ def _identity_obstacles(
     oids = [table.oid]
     if table.kind is RelationKind.PARTITIONED:
         oids = [oid for (oid,) in connection.execute(_LEAVES, (table.oid,))]
-    for identity, persistence, found, name in connection.execute(_IDENTITY, {"oids": oids}):
+    parameters = {"oids": oids, "key": list(key)}
+    for identity, persistence, found, name, index in connection.execute(_IDENTITY, parameters):
         if persistence != "p":
             yield Obstacle(
                 f"{name} is unlogged, so its changes are in no log",
@@ -129,7 +198,10 @@ def _identity_obstacles(
             yield Obstacle(
                 f"{name} has no replica identity: once it is published, the server would refuse "
                 "every UPDATE and DELETE on it",
-                f"give it a primary key, or: ALTER TABLE {name} REPLICA IDENTITY FULL",
+                f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX {index}"
+                if index
+                else "give it a primary key that is not DEFERRABLE, or: ALTER TABLE "
+                f"{name} REPLICA IDENTITY FULL",
             )
         elif identity != "f" and not set(key) <= set(found):
             yield Obstacle(

@@ -7,19 +7,21 @@ taken changes out of it is looked at before anything is read.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from tidegate.errors import ChangesLost
 from tidegate.model.lsn import lsn_value
-from tidegate.model.slot import Origin, SlotState, publication_name, slot_name, switch_point
+from tidegate.model.server import Fate, Server
+from tidegate.model.slot import Origin, SlotState, publication_name, slot_name
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.cdc_obstacles import loads_generated
+from tidegate.postgres.catalog import read_server
 from tidegate.postgres.connect import Connection
 from tidegate.sources.postgres import PostgresSource
 from tidegate.sources.publications import Publication, PublicationState
-from tidegate.sources.slots import PLUGIN, ServerPosition, Slot, read_position
+from tidegate.sources.slots import PLUGIN, Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class ChangeLog:
             and state.database == self.database
         )
 
-    def origin(self, publication: PublicationState, server: ServerPosition) -> Origin:
+    def origin(self, publication: PublicationState, server: Server) -> Origin:
         """What is remembered of it all."""
         return Origin(
             server.system,
@@ -75,37 +77,37 @@ class ChangeLog:
 
     def check(
         self, watermark: Watermark, read_history: Callable[[int], str | None]
-    ) -> tuple[Origin, ServerPosition]:
+    ) -> tuple[Origin, Server]:
         """Refuse to go on from a watermark after which changes have been lost."""
-        server = read_position(self.connection)
+        server = read_server(self.connection)
         before = Origin.from_json((watermark.declaration or {})["cdc"])
         assert watermark.value is not None
         self._check_server(before, server, watermark.value, read_history)
         self._check_slot(before, watermark.value)
-        return self.origin(self._check_publication(before), server), server
+        found = self.origin(self._check_publication(before), server)
+        return replace(found, tables=before.tables, seen=before.seen), server
 
     def _check_server(
         self,
         before: Origin,
-        server: ServerPosition,
+        server: Server,
         value: str,
         read_history: Callable[[int], str | None],
     ) -> None:
-        if before.system != server.system:
+        reached = Server(before.system, "", before.timeline, value)
+        fate, left = reached.fate(server, read_history)
+        if fate is Fate.OTHER_SERVER:
             raise self._lost(
                 f"its source was the server with the system identifier {before.system}, and is "
                 f"now {server.system}, whose log is another"
             )
-        if before.timeline != server.timeline:
-            left = switch_point(read_history(server.timeline) or "", before.timeline)
-            if left is None or lsn_value(left) < lsn_value(value):
-                raise self._lost(
-                    f"its source was restored, or another server took over: it is on timeline "
-                    f"{server.timeline}, which left timeline {before.timeline} at "
-                    f"{left or 'a point that it does not tell'}, and changes up to {value} are "
-                    "loaded"
-                )
-        elif lsn_value(server.lsn) < lsn_value(value):
+        if fate in (Fate.BRANCHED, Fate.UNTOLD):
+            raise self._lost(
+                f"its source was restored, or another server took over: it is on timeline "
+                f"{server.timeline}, which left timeline {before.timeline} at "
+                f"{left or 'a point that it does not tell'}, and changes up to {value} are loaded"
+            )
+        if fate is Fate.SET_BACK:
             raise self._lost(
                 f"its source has got to {server.lsn}, and changes up to {value} are loaded: it "
                 "was restored from a backup"

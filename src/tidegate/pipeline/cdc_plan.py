@@ -21,13 +21,13 @@ from tidegate.pipeline.course import FINISHES_REFRESH
 from tidegate.pipeline.declaration import lake_shape, passthrough_shape, resolve_source
 from tidegate.pipeline.lake_target_plan import LakePlan, text_columns
 from tidegate.pipeline.lock import read_lock, refuse_other_plane
-from tidegate.pipeline.reading import count_rows, read_only
 from tidegate.pipeline.sessions import Sessions
 from tidegate.pipeline.slot_remarks import slot_remark
 from tidegate.pipeline.sync import refuse_duplicates
+from tidegate.postgres.catalog import read_server
 from tidegate.postgres.connect import Connection
 from tidegate.sources.postgres import PostgresSource
-from tidegate.sources.slots import read_position
+from tidegate.sources.reading import count_rows
 
 PlanTarget = Callable[[Connection, Sync, Shape | None, Watermark, Loaded | None], TargetPlan]
 _BECAUSE = "every transaction is read from the source's own log, in the order of its commits"
@@ -56,7 +56,7 @@ def plan_cdc_sync(sessions: Sessions, sync: Sync, plan_target: PlanTarget) -> Sy
     refuse_moved(context, control, sync)
     refuse_other_plane(sessions, sync)
     if not copies and changes is not None:
-        changes.check(watermark)
+        changes.refuse_unlogged(watermark)
     lake = LakePlan.read(context, sync) if context.is_lake(sync.target.connection) else None
     shape: Shape | None = None
     if sync.transform is None:
@@ -67,12 +67,12 @@ def plan_cdc_sync(sessions: Sessions, sync: Sync, plan_target: PlanTarget) -> Sy
         if lake is None
         else lake.target(shape, watermark)
     )
-    with read_only(connection):
+    with context.reading(connection, source):
         rows, exact = 0, False
         if copies:
             refuse_duplicates(source, connection, sync.name)
             rows, exact = count_rows(connection, source, source.condition(Batch(BatchKind.FULL)))
-    server = read_position(connection)
+    server = read_server(connection)
     behind = 0
     batch: Batch | None = Batch(BatchKind.FULL, None, server.lsn, rows=rows)
     if not copies:
@@ -140,8 +140,8 @@ def _warnings(
     if source.table.kind is RelationKind.PARTITIONED:
         found.append(
             f"{source.table.relation} is partitioned: what happens to a partition as a whole "
-            "(TRUNCATE, DETACH, DROP) is told by no log; after one, copy it again with: tidegate "
-            f"run {sync.name} --full-refresh"
+            "(TRUNCATE, DETACH, DROP, ATTACH with rows) is in no log; the run after one stops and "
+            "names the way on"
         )
     if target.rows_present and watermark.version == 0:
         found.append(f"{sync.target} holds rows already; what the source does not have leaves it")

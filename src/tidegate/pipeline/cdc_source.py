@@ -2,29 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 import psycopg
 
 from tidegate.control.slots import SlotReader, Slots
-from tidegate.errors import DeclarationError, SourceError, TidegateError
+from tidegate.errors import ChangesLost, DeclarationError, SourceError, TidegateError
 from tidegate.failpoints import reach
-from tidegate.model.slot import Origin
+from tidegate.model.server import Server
+from tidegate.model.slot import Origin, Tables
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.cdc_obstacles import server_obstacles, table_obstacles, toast_obstacles
 from tidegate.pipeline.cdc_origin import ChangeLog
-from tidegate.pipeline.changed import declaration, refuse_other
+from tidegate.pipeline.cdc_tables import Logged, find_unlogged, read_logged, read_tables
+from tidegate.pipeline.changed import declaration, read_history, refuse_other
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.privileges import Obstacle
+from tidegate.postgres.catalog import read_server
 from tidegate.postgres.connect import Connection, first_line
-from tidegate.postgres.databases import CONTROL, label
-from tidegate.sources.copy_point import read_history
+from tidegate.postgres.databases import CONTROL
+from tidegate.sources.peeking import Peek
 from tidegate.sources.postgres import PostgresSource
 from tidegate.sources.publications import drop_publication
-from tidegate.sources.slots import ServerPosition, Slot, read_position
+from tidegate.sources.slots import Slot, flushed_position
+
+_FEW = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Where a run goes on from, and what it will have to stop at when the log is loaded."""
+
+    origin: Origin
+    upto: str
+    """up to here the log is loaded"""
+    tables: Tables
+    """as they were before that"""
+    unlogged: tuple[str, ...]
+    is_new: bool
+    """tables are not as they are remembered, and nothing is in no log"""
+
+
+class _ReadNow(Exception):
+    """A run is reading the slot; what it finds, it says."""
+
+
+def _read_now() -> None:
+    raise _ReadNow
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +94,70 @@ class CdcSource:
             )
         refuse_other(watermark, self.declaration(None, None), self.sync)
 
-    def check(self, watermark: Watermark) -> tuple[Origin, ServerPosition]:
+    def check(self, watermark: Watermark) -> tuple[Origin, Server]:
         """Refuse to go on where changes have been lost."""
         return self.log.check(watermark, self.read_history)
 
+    def look(self, watermark: Watermark, check_alive: Callable[[], None]) -> Look:
+        """Refuse to go on where changes have been lost, and say what is in no log since."""
+        refuse_obstacles(self.sync, obstacles(self.log.connection, self.sync, self.source))
+        origin, _ = self.check(watermark)
+        connection, before = self.log.connection, origin.tables
+        found = read_tables(connection, self.source)
+        unlogged = (
+            []
+            if before is None
+            else find_unlogged(connection, before, found, partial(self._logged, check_alive))
+        )
+        # A repair makes good what is seen now only when all that the log has of it is loaded.
+        upto = flushed_position(connection) if unlogged else read_server(connection).lsn
+        later = read_tables(connection, self.source).tables
+        good = found.tables if before is None or not unlogged else before
+        seen = origin.seen.at(later) if unlogged and origin.seen is not None else None
+        return Look(
+            replace(origin, tables=good.at(later), seen=seen),
+            upto,
+            found.tables.at(later),
+            tuple(unlogged),
+            is_new=not unlogged and not found.tables.is_as(before),
+        )
+
+    def refuse_unlogged(self, watermark: Watermark) -> None:
+        """Refuse what a run would stop at, for those who only look."""
+        with suppress(_ReadNow):
+            look = self.look(watermark, _read_now)
+            if look.unlogged:
+                raise self.unlogged(look.unlogged, repairs=look.tables.is_as(look.origin.seen))
+
+    def unlogged(self, said: Sequence[str], *, repairs: bool) -> ChangesLost:
+        """What is said when something is in no log; a repair helps once all the rest is loaded."""
+        name = self.sync.name
+        again = f"to copy the table again: tidegate run {name} --full-refresh"
+        repair = (
+            f"tidegate verify {name} --repair"
+            if repairs
+            else (f"tidegate run {name}, then tidegate verify {name} --repair")
+        )
+        if self.sync.is_soft and self.sync.lake_target:
+            hint = again
+        else:
+            hint = f"to load only what differs: {repair}; {again}"
+        more = f", and {len(said) - _FEW} more" if len(said) > _FEW else ""
+        return ChangesLost(
+            f"sync {name}: {'; '.join(said[:_FEW])}{more}. No log tells of the rows", hint
+        )
+
+    def _logged(self, check_alive: Callable[[], None]) -> Logged:
+        log = self.log
+        upto = flushed_position(log.connection)
+        peek = Peek(
+            log.connection, log.slot.name, log.publication.name, upto, check_alive=check_alive
+        )
+        with log.slot.held(check_alive), closing(iter(peek)) as messages:
+            return read_logged(messages, log.slot.name, self.source.table.oid)
+
     def read_history(self, timeline: int) -> str | None:
-        name = self.sync.source.connection
-        return read_history(self.context.databases.conninfo(name), label(name), timeline)
+        return read_history(self.context, self.sync.source.connection, timeline)
 
     def start(self, timeout_seconds: float, check_alive: Callable[[], None]) -> Origin:
         """Slot and publication, made where they are not there; from now on nothing is lost."""
@@ -84,7 +170,7 @@ class CdcSource:
                 self.sync, obstacles(log.connection, self.sync, self.source, slots=1 + copies)
             )
             publication = log.publication.make()
-            server = read_position(log.connection)
+            server = read_server(log.connection)
             with self.context.databases.lease(CONTROL) as control:
                 self.slots.register(
                     control,
@@ -127,7 +213,7 @@ class CdcSource:
 
 
 def obstacles(
-    connection: Connection, sync: Sync, source: PostgresSource, *, slots: int
+    connection: Connection, sync: Sync, source: PostgresSource, *, slots: int = 0
 ) -> list[Obstacle]:
     """Everything that keeps this sync from being read by its changes."""
     columns = [column.name for column in source.columns]
@@ -196,7 +282,7 @@ def _leave(
     *,
     last: bool,
 ) -> Left:
-    with context.databases.connect(connection_name) as connection:
+    with context.databases.connect_source(connection_name) as connection:
         slot = Slot(connection, reader.slot)
         with slot.held(lambda: None):
             drop_publication(connection, reader.publication)

@@ -23,6 +23,7 @@ from tidegate.model.slot import Origin
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.cdc_source import CdcSource
+from tidegate.pipeline.cdc_tables import read_tables
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.course import FINISHES_REFRESH, Attempt, Course, SyncOutcome
 from tidegate.pipeline.first_copy import stage_first_copy
@@ -37,6 +38,7 @@ from tidegate.postgres.databases import label
 from tidegate.sources.copy_point import copy_point
 from tidegate.sources.peeking import Peek
 from tidegate.sources.postgres import PostgresSource
+from tidegate.sources.reading import check_open
 
 # The server keeps its log in files of this size: moving on by less frees nothing.
 _WORTH_BYTES = 16 << 20
@@ -123,16 +125,23 @@ class CdcWork:
         if watermark.version == 0:
             refuse_duplicates(self.source, self.connection, self.sync.name)
         with copy_point(
-            self.context.databases.conninfo(name), label(name), self.connection, timeout
+            self.context.databases.conninfo(name),
+            label(name),
+            self.connection,
+            self.source,
+            timeout_seconds=timeout,
+            lock_seconds=self.context.settings.safety.lock_timeout_seconds,
         ) as point:
+            # In the copy's own snapshot: what comes later is noticed by the next run.
+            tables = read_tables(self.connection, self.source).tables
+            self._origin = replace(self._origin, tables=tables)
             whole = self.source.full_batch(self.connection, _NO_HORIZON)
             batch = replace(whole, high=point.lsn)
             reading = Reading(
                 self.context, self.sync, self.source, self.connection, point.snapshot, batch
             )
-            result = self._load(
-                batch,
-                watermark,
+            plan, load = self._begin_load(batch, watermark)
+            prepared = load.stage(
                 partial(
                     stage_first_copy,
                     reading,
@@ -140,19 +149,26 @@ class CdcWork:
                     self.attempt.fence.attempt_id,
                     self._soft,
                 ),
+                watermark,
             )
+        result = self._ended(plan, load.publish(prepared, plan, watermark))
         self._done(
             replace(result, notes=(*result.notes, FINISHES_REFRESH)) if self._finishing else result
         )
+        check_open(self.connection, self.source)
         self._changes.reached(point.lsn, None, self.attempt.check_alive)
         return False
 
     # --- changes
 
     def _follow_changes(self) -> None:
-        """What has been committed up to now, in whole transactions."""
+        """What has been committed up to now, in whole transactions; then what is in no log."""
         watermark = self._course.watermark()
-        self._origin, server = self._changes.check(watermark)
+        look = self._changes.look(watermark, self.attempt.check_alive)
+        self._origin = look.origin
+        if look.is_new:
+            # At once: of a partition that is empty now, all rows will be in the log.
+            watermark = self._remember(watermark, look.origin)
         row = self.connection.execute("SELECT clock_timestamp()").fetchone()
         assert row is not None
         now: datetime = row[0]
@@ -160,7 +176,22 @@ class CdcWork:
         stored = take(watermark)
         if stored is not None and (stored.kind is BatchKind.CHANGES or stored.low is not None):
             self._load_batch(stored, watermark, None, None)
-        self._course.follow(partial(self._load_next, server.lsn, now))
+        self._course.follow(partial(self._load_next, look.upto, now))
+        if look.unlogged and not self._course.limit_reached:
+            self._remember(self._course.watermark(), replace(self._origin, seen=look.tables))
+            raise self._changes.unlogged(look.unlogged, repairs=True)
+
+    def _remember(self, watermark: Watermark, origin: Origin) -> Watermark:
+        """Remember what the tables are, where the sync stands."""
+        assert watermark.value is not None
+        declared = {**(watermark.declaration or {}), "cdc": origin.to_json()}
+        self._course.pass_over(
+            watermark,
+            watermark.value,
+            declaration=declared,
+            reason="partitions or files of the source changed",
+        )
+        return self._course.watermark()
 
     def _load_next(self, upto: str, now: datetime) -> bool:
         """Land and load what comes next, up to a point that does not move meanwhile."""
@@ -291,27 +322,36 @@ class CdcWork:
             ) from None
 
     def _check(self, watermark: Watermark) -> None:
-        self._origin, _ = self._changes.check(watermark)
+        assert self._origin is not None
+        found, _ = self._changes.check(watermark)
+        self._origin = replace(found, tables=self._origin.tables, seen=self._origin.seen)
 
     # --- a load
 
     def _load(
         self, batch: Batch, watermark: Watermark, stage: Callable[[Prepare], Staged]
     ) -> LoadResult:
+        plan, load = self._begin_load(batch, watermark)
+        return self._ended(plan, load.run(stage, plan, watermark))
+
+    def _begin_load(self, batch: Batch, watermark: Watermark) -> tuple[LoadPlan, Load]:
         plan = self._plan(batch, watermark)
         self.attempt.store_plan(plan.to_json() | {"final": batch.is_last})
         reach("batch.planned")
         self._course.report("staging", batch.rows)
-        load = Load(
+        return plan, Load(
             sync=self.sync,
             destination=self.destination,
             attempt=self.attempt,
             source_names=self.source.table.column_names,
             cursor_type=None,
             declare=self._declare,
+            # A TRUNCATE in the log is what the source did; a copy only shows what it has now.
+            rules=self.sync.rules if batch.low is None else replace(self.sync.rules, removal=None),
             staged=lambda rows: self._course.report("publishing", rows),
         )
-        result = load.run(stage, plan, watermark)
+
+    def _ended(self, plan: LoadPlan, result: LoadResult) -> LoadResult:
         if result.already:
             self._course.check_moved(plan)
         return result

@@ -7,7 +7,6 @@ for that reason, and are not compared.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextlib import closing
 
@@ -22,12 +21,11 @@ from tidegate.pipeline.compare import LEFT_OUT
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.sides import CHANGED, LeftOut
 from tidegate.postgres.connect import Connection
+from tidegate.postgres.identifiers import from_text
 from tidegate.sources.changed_keys import Emptied, changed_keys
 from tidegate.sources.peeking import Peek
 from tidegate.sources.postgres import PostgresSource
-
-_POLL_SECONDS = 0.05
-_FLUSH_SECONDS = 30.0
+from tidegate.sources.slots import flushed_position
 
 
 class Moved(Exception):
@@ -48,10 +46,10 @@ def send_waiting(
     compared.
     """
     assert watermark.value is not None
-    with context.databases.connect(sync.source.connection) as session:
+    with context.databases.connect_source(sync.source.connection) as session:
         changes = CdcSource.of(context, sync, source, session)
         log = changes.log
-        upto = _flushed(session)
+        upto = flushed_position(session)
         with log.slot.held(lambda: None):
             state = log.slot.look()
             if (
@@ -78,7 +76,7 @@ def send_waiting(
                         f"tidegate run {sync.name}; then verify again",
                     ) from None
     values = [
-        sql.SQL("v[{}]::{}").format(sql.Literal(place), sql.SQL(kinds[name]))
+        from_text(sql.SQL("v[{}]").format(sql.Literal(place)), kinds[name])
         for place, name in enumerate(source.key, 1)
     ]
     sent = target.execute(
@@ -94,9 +92,9 @@ def waits(
 ) -> bool:
     """Whether a change of the row with this key, as the source prints it, waits in the slot."""
     wanted = tuple(key[name] for name in source.key)
-    with context.databases.connect(sync.source.connection) as session:
+    with context.databases.connect_source(sync.source.connection) as session:
         log = CdcSource.of(context, sync, source, session).log
-        upto = _flushed(session)
+        upto = flushed_position(session)
         with log.slot.held(lambda: None):
             peek = Peek(session, log.slot.name, log.publication.name, upto)
             with closing(iter(peek)) as messages:
@@ -105,19 +103,3 @@ def waits(
                     return any(one == wanted for one in keys)
                 except Emptied:
                     return True
-
-
-def _flushed(session: Connection) -> str:
-    """Where the log ends, once all of it can be read: a commit may be seen before it is."""
-    row = session.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
-    assert row is not None
-    end = str(row[0])
-    deadline = time.monotonic() + _FLUSH_SECONDS
-    while time.monotonic() < deadline:
-        row = session.execute("SELECT pg_current_wal_flush_lsn() >= %s::pg_lsn", (end,)).fetchone()
-        if row is not None and row[0]:
-            return end
-        time.sleep(_POLL_SECONDS)
-    raise BusyError(
-        "the source does not write its log to its disk", "look at the source's log, then try again"
-    )

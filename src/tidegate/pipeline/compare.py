@@ -46,10 +46,11 @@ class Hashing:
 
     def of(self, text: sql.Composable) -> sql.Composed:
         if not self.portable:
-            return sql.SQL("hashtextextended({}, 0)").format(text)
-        return sql.SQL("('x' || left(md5(convert_to({}, 'UTF8')), 16))::bit(64)::bigint").format(
-            text
-        )
+            return sql.SQL("pg_catalog.hashtextextended({}, 0::bigint)").format(text)
+        return sql.SQL(
+            "('x'::text || pg_catalog.left(pg_catalog.md5("
+            "pg_catalog.convert_to({}, 'UTF8'::name)), 16))::bit(64)::bigint"
+        ).format(text)
 
     def row(self, key: Sequence[sql.Composable], columns: Sequence[sql.Composable]) -> sql.Composed:
         """The select list of a side."""
@@ -58,7 +59,7 @@ class Hashing:
 
     def bucket(self, bits: int, key: sql.Composable | None = None) -> sql.Composed:
         """The range that a key lies in."""
-        return sql.SQL("({} & {})").format(
+        return sql.SQL("({} & {}::bigint)").format(
             self.of(sql.SQL("k") if key is None else key), sql.Literal((1 << bits) - 1)
         )
 
@@ -151,7 +152,7 @@ def find_ranges(expected: Side, found: Side, hashing: Hashing) -> Sums:
 
 def sum_whole(expected: Side, found: Side) -> tuple[tuple[int, int], tuple[int, int]]:
     """Rows and the sum of their hashes, on both sides at once."""
-    query = sql.SQL("SELECT 0, count(*), coalesce(sum(h), 0) FROM ({}) rows")
+    query = sql.SQL("SELECT 0, count(*), coalesce(pg_catalog.sum(h), 0) FROM ({}) rows")
     left, right = _at_once(expected, found, lambda side: query.format(side.rows))
     return left[0], right[0]
 
@@ -165,7 +166,7 @@ def sum_ranges(
 ) -> tuple[_ByRange, _ByRange]:
     """The same by range."""
     where = sql.SQL("") if within is None else sql.SQL(" WHERE ") + hashing.within(within)
-    query = sql.SQL("SELECT {}, count(*), sum(h) FROM ({}) rows{} GROUP BY 1")
+    query = sql.SQL("SELECT {}, count(*), pg_catalog.sum(h) FROM ({}) rows{} GROUP BY 1")
     bucket = hashing.bucket(bits)
     return _at_once(expected, found, lambda side: query.format(bucket, side.rows, where))
 
@@ -204,8 +205,7 @@ def tell_apart(expected: Side, found: Side, hashing: Hashing, ranges: KeyRanges)
     if expected.connection is connection:
         connection.execute(sql.SQL("INSERT INTO {} {}").format(OURS, ours))
     else:
-        text = ours.as_string(expected.connection)
-        copy_rows(expected.connection, text, connection, OURS, ("k", "h"))
+        copy_rows(expected.connection, ours, connection, OURS, ("k", "h"))
     left_out = connection.execute(
         sql.SQL("DELETE FROM {} WHERE k IN (SELECT k FROM {})").format(OURS, LEFT_OUT)
     ).rowcount

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from uuid import UUID
@@ -19,9 +20,11 @@ from tidegate.ledger.ledger import Ledger
 from tidegate.model.lake import EMBEDDED, ledger_schema
 from tidegate.model.layout import Layout
 from tidegate.model.relation import Endpoint
-from tidegate.postgres.connect import Connection
+from tidegate.postgres.connect import Connection, Snapshot
 from tidegate.postgres.databases import CONTROL, Databases
 from tidegate.settings import Settings
+from tidegate.sources.postgres import PostgresSource
+from tidegate.sources.reading import reading
 from tidegate.spark.grouping import Stager
 from tidegate.spark.session import SparkSessions
 
@@ -58,6 +61,12 @@ class Context:
                     self.plane.migrate(connection)
                     self._control_id = self.plane.identity(connection)
             return self._control_id
+
+    def reading(
+        self, connection: Connection, source: PostgresSource
+    ) -> AbstractContextManager[Snapshot]:
+        """One snapshot of a source, in the session that it was opened with."""
+        return reading(connection, source, self.settings.safety.lock_timeout_seconds)
 
     def is_lake(self, connection_name: str) -> bool:
         """Whether a connection leads to an Iceberg catalog, as opposed to a database."""

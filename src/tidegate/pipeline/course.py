@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from tidegate.destinations.destination import Destination
-from tidegate.errors import LoadError, WatermarkMoved
+from tidegate.errors import LoadError, StagingLost, WatermarkMoved
 from tidegate.ledger.fences import Fence
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.batch import Batch
@@ -56,6 +56,8 @@ class SyncOutcome:
     watermark: Watermark | None = None
     horizon: Horizon | None = None
     fingerprints: dict[str, Any] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+    """what there is to say where no load could say it"""
 
     @property
     def rows(self) -> int:
@@ -71,8 +73,9 @@ class SyncOutcome:
 
     @property
     def notes(self) -> list[str]:
-        """What the loads had to say about the target, each thing once."""
-        return list(dict.fromkeys(note for load in self.loads for note in load.notes))
+        """What to know of the source, and what the loads had to say of the target, each once."""
+        found = (note for load in self.loads for note in load.notes)
+        return list(dict.fromkeys((*self.remarks, *found)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +96,17 @@ class Course:
         return self.max_batches is not None and len(self.outcome.loads) >= self.max_batches
 
     def follow(self, load_next: Callable[[], bool]) -> None:
-        """Load until there is nothing more; what was planned on a watermark that has moved since
-        is planned again."""
+        """Load until there is nothing more.
+
+        What was planned on a watermark that has moved since, or was lost from staging when the
+        snapshot it came from had ended, is planned again.
+        """
         replans = 0
         while not self.limit_reached:
             try:
                 if not load_next():
                     break
-            except WatermarkMoved:
+            except (WatermarkMoved, StagingLost):
                 replans += 1
                 if replans > _REPLANS:
                     raise
@@ -110,8 +116,8 @@ class Course:
     ) -> Watermark:
         """A full refresh starts by forgetting how far the sync had got, under a new generation."""
         watermarks, table = Watermarks(self.destination.ledger), str(self.destination.relation)
-        with self.destination.open() as connection, connection.transaction():
-            self.destination.fences.lock(connection, self.attempt.fence)
+        doing = f"beginning the full refresh of {self.sync.name}"
+        with self.destination.fenced_transaction(self.attempt.fence, doing) as connection:
             watermarks.lock(connection, self.sync.pipeline, table)
             current = self.watermark()
             columns = (current.declaration or {}).get("columns")
@@ -129,14 +135,15 @@ class Course:
     def pass_over(
         self,
         watermark: Watermark,
-        value: str,
+        value: str | None,
         cursor_type: CursorType | None = None,
         declaration: Mapping[str, Any] | None = None,
+        reason: str = "nothing changed",
     ) -> None:
         """Move to where the source stands, when nothing has changed on the way there."""
         fence = self.attempt.fence
-        with self.destination.open() as connection, connection.transaction():
-            self.destination.fences.lock(connection, fence)
+        doing = f"moving the watermark of {self.sync.name}"
+        with self.destination.fenced_transaction(fence, doing) as connection:
             Watermarks(self.destination.ledger).move(
                 connection,
                 watermark,
@@ -145,7 +152,7 @@ class Course:
                 fence=fence.token,
                 attempt_id=fence.attempt_id,
                 moved_by=self.attempt.actor,
-                reason="nothing changed",
+                reason=reason,
                 declaration=declaration,
                 is_load=False,
             )

@@ -21,8 +21,8 @@ from tidegate.pipeline.snapshot_refusals import check_declared, check_source, ch
 from tidegate.postgres.catalog import (
     describe_query,
     describe_table,
+    find_type,
     list_relations,
-    type_exists,
 )
 from tidegate.postgres.connect import Connection, first_line
 from tidegate.postgres.types import lake_type
@@ -81,9 +81,7 @@ def passthrough_shape(destination: Connection, source: PostgresSource) -> Shape:
             target_type=(
                 column.wire
                 if not column.via_text
-                else column.type
-                if type_exists(destination, column.type)
-                else "text"
+                else find_type(destination, column.type) or "text"
             ),
             not_null=column.not_null and source.table.kind is not RelationKind.VIEW,
         )

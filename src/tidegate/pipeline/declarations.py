@@ -111,6 +111,7 @@ def _make_sync(
         checks=tuple(Check(*one) for one in values.checks.items()),
         reject_limit=values.reject_limit,
         drift=Drift(values.drift),
+        max_removed=settings.safety.max_removed,
         layout=Layout.parse(values.partition_by, values.sort_by, values.table_properties),
         lake_source=settings.is_lake(source.connection),
         lake_target=settings.is_lake(target.connection),

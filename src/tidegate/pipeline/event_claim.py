@@ -11,11 +11,11 @@ from uuid import UUID
 import psycopg
 from psycopg import errors as pg
 
-from tidegate.errors import ConnectionFailed
 from tidegate.pipeline.event_apply import Applied, EventApplication
 from tidegate.pipeline.event_isolation import EventIsolation, is_refusal
 from tidegate.pipeline.events import Events
-from tidegate.postgres.connect import Connection, session_lost, translate
+from tidegate.postgres.commits import has_committed
+from tidegate.postgres.connect import Connection, session_lost
 from tidegate.postgres.identifiers import qualified, statement
 
 # How long a claim may sit while its events are staged; a stopped process gives them back then.
@@ -25,7 +25,6 @@ _APPLYING_SECONDS = 30.0
 # A batch of the usual size is sorted in memory.
 _SORTING = "SET LOCAL work_mem = '32MB'"
 _TRIES = 10
-_RESOLVE_SECONDS = 60.0
 _PASSING = (pg.DeadlockDetected, pg.SerializationFailure, pg.LockNotAvailable)
 
 
@@ -112,7 +111,7 @@ class EventClaim:
             if not session_lost(error):
                 raise
             self.drop()
-            if not self._has_committed(xid):
+            if not has_committed(self._connect, xid, "writing a batch of events"):
                 raise
 
     def drop(self) -> None:
@@ -132,32 +131,6 @@ class EventClaim:
             " set_config('synchronous_commit', 'on', true)",
             [f"{max(1, int(one * 1000))}ms" for one in seconds],
         )
-
-    def _has_committed(self, xid: str) -> bool:
-        deadline = time.monotonic() + _RESOLVE_SECONDS
-        while True:
-            try:
-                with self._connect() as connection:
-                    row = connection.execute(
-                        statement("events/processing", "ask_end"), {"xid": xid}
-                    ).fetchone()
-            except pg.InvalidParameterValue:
-                # The server crashed before it had heard of that transaction.
-                return False
-            except (psycopg.Error, ConnectionFailed) as error:
-                if time.monotonic() > deadline:
-                    if isinstance(error, psycopg.Error):
-                        raise translate(error, "asking whether a batch of events is in") from error
-                    raise
-                row = None
-            if row is not None and row[0] != "in progress":
-                return bool(row[0] == "committed")
-            if time.monotonic() > deadline:
-                raise ConnectionFailed(
-                    "the connection was lost while a batch of events was committed",
-                    "run again: each event says itself whether it is done",
-                )
-            time.sleep(0.1)
 
 
 def _is_passing(error: psycopg.Error) -> bool:

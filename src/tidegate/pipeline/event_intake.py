@@ -29,7 +29,12 @@ class Taken:
     """known ones whose body is another than the one that is held, which stays"""
 
 
-def take_in(connection: Connection, raw: Relation, events: Iterable[tuple[UUID, str]]) -> Taken:
+def take_in(
+    connection: Connection,
+    raw: Relation,
+    events: Iterable[tuple[UUID, str]],
+    sender: str | None = None,
+) -> Taken:
     """Add events by their ids in one statement; what is held already is left as it is."""
     given: dict[UUID, str] = {}
     differing: set[UUID] = set()
@@ -41,7 +46,7 @@ def take_in(connection: Connection, raw: Relation, events: Iterable[tuple[UUID, 
             differing.add(event_id)
     if not given:
         return Taken(0, 0)
-    parameters = {"ids": list(given), "bodies": list(given.values())}
+    parameters = {"ids": list(given), "bodies": list(given.values()), "sender": sender}
     accepted = connection.execute(_statement("take_in", raw), parameters).rowcount
     if accepted < len(given):
         rows = connection.execute(_statement("list_differing", raw), parameters)

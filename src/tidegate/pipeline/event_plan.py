@@ -14,7 +14,7 @@ from tidegate.pipeline.event_provision import months_to_make
 from tidegate.pipeline.event_tables import missing_tables
 from tidegate.pipeline.events import Events, find_events
 from tidegate.postgres.connect import Connection, begin_read_only, first_line, translate
-from tidegate.postgres.identifiers import qualified, statement
+from tidegate.postgres.identifiers import OwnSQL, qualified, statement
 
 EVENTS = "events"
 
@@ -70,7 +70,7 @@ def _wrong_views(connection: Connection, events: Events) -> list[str]:
             with connection.transaction():
                 connection.execute(
                     sql.SQL("EXPLAIN SELECT {} FROM (\n{}\n) AS v").format(
-                        sql.SQL(", ").join(map(sql.Identifier, view.unique)), sql.SQL(view.query)
+                        sql.SQL(", ").join(map(sql.Identifier, view.unique)), OwnSQL(view.query)
                     )
                 )
         except psycopg.Error as error:

@@ -97,6 +97,7 @@ def _raw_table(relation: Relation) -> EventTable:
             EventColumn("status", "text", True, "'pending'", "'pending', 'done', 'failed'"),
             EventColumn("processed_at", _MOMENT),
             EventColumn("error", "text"),
+            EventColumn("sender", "text"),
         ),
         key=("id",),
         indexes=(

@@ -15,7 +15,7 @@ from tidegate.errors import DestinationError
 from tidegate.model.event_model import View
 from tidegate.model.relation import Relation
 from tidegate.postgres.connect import Connection
-from tidegate.postgres.identifiers import column_list, qualified, statement
+from tidegate.postgres.identifiers import OwnSQL, column_list, qualified, statement
 
 _PAUSES_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _SUFFIX = "__next"
@@ -70,7 +70,7 @@ def create_view(connection: Connection, view: View, name: Relation | None = None
     made = name or view.name
     connection.execute(
         sql.SQL("CREATE MATERIALIZED VIEW {} AS\n{}\n").format(
-            qualified(made), sql.SQL(view.query.strip().rstrip(";"))
+            qualified(made), OwnSQL(view.query.strip().rstrip(";"))
         )
     )
     create_key(connection, view, made)

@@ -29,8 +29,8 @@ from tidegate.pipeline.stage import (
     transformed_rows,
     typed_columns,
 )
-from tidegate.postgres.connect import Connection
-from tidegate.sources.postgres import PostgresSource, export_snapshot
+from tidegate.postgres.connect import Connection, Snapshot
+from tidegate.sources.postgres import PostgresSource
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,6 +46,7 @@ class LakeDifference:
     sync: Sync
     source: PostgresSource
     connection: Connection
+    snapshot: Snapshot
     columns: Mapping[str, sql.Composable]
     """of the source, as the lake holds them"""
     loaded: sql.Composable
@@ -74,7 +75,7 @@ class LakeDifference:
             self.sync,
             self.source,
             self.connection,
-            export_snapshot(self.connection),
+            self.snapshot,
             Batch(BatchKind.REPAIR, rows=ranges.rows),
             sql.SQL("({}) AND {}").format(self.loaded, self.hashing.within(ranges, key)),
         )

@@ -115,7 +115,8 @@ def _target(sessions: Sessions, sync: Sync, watermark: Watermark) -> TargetPlan:
         return TargetPlan(found is not None, found is not None and found.rows() > 0)
     target = sessions.target(sync.target.connection)
     if sync.mode is not Mode.REPLACE:
-        check_present(target, relation, watermark, sync.project)
+        adds = sync.mode is Mode.APPEND and not sync.key
+        check_present(target, relation, watermark, sync.project, adds=adds)
     exists = describe_table(target, relation) is not None
     return TargetPlan(exists, exists and not is_empty(target, qualified(relation)))
 

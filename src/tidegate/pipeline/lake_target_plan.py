@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidegate.destinations.lake_steps import alter_statements, create_parts, publish_steps
-from tidegate.destinations.lake_target import allowed_changes, check_present
+from tidegate.destinations.lake_target import adds_unrecorded, allowed_changes, check_present
+from tidegate.destinations.target import unrecorded
 from tidegate.lake.catalog import Catalog
 from tidegate.lake.metadata import read_table
 from tidegate.model.batch import Batch
@@ -44,6 +45,8 @@ class LakePlan:
         sync, table = self.sync, self.table
         if sync.mode is not Mode.REPLACE and watermark.rows_synced:
             check_present(table, sync.target.relation, watermark, sync.project)
+        if table is not None and adds_unrecorded(sync.mode, watermark) and table.has_rows():
+            raise unrecorded(sync.target.relation, watermark, sync.project)
         if table is None:
             columns = () if shape is None else create_parts(shape, self.sync.layout)
             return TargetPlan(exists=False, rows_present=False, create=columns)
@@ -62,7 +65,9 @@ class LakePlan:
             self.sync.target.relation,
             self.table,
             shape,
-            self.sync.rules,
+            self.sync.rules
+            if batch is None
+            else self.sync.rules.for_batch(batch.kind, key_is_unique=shape.key_is_unique),
             batch,
             layout=self.sync.layout,
             classic=self.context.settings.spark.remote is None,

@@ -6,11 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tidegate.destinations.lake_healing import find_unrecorded
 from tidegate.errors import BusyError
 from tidegate.lake.metadata import lake_table, read_metadata
 from tidegate.lake.reading import LakeRowsAt
 from tidegate.ledger.intents import Intents
+from tidegate.ledger.markers import Markers
 from tidegate.ledger.watermarks import Watermarks
+from tidegate.model.batch import BatchKind
 from tidegate.model.lake import LakeTable, Seen, Snapshot
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
@@ -31,6 +34,8 @@ class LakeView:
     rows: LakeRowsAt | None
     unrecorded: str | None = None
     """a load that is in main and not in the ledger yet"""
+    put_in: int = 0
+    """how many rows the loads say that they put in"""
 
     @property
     def snapshot_id(self) -> int | None:
@@ -55,7 +60,7 @@ def look(context: Context, sync: Sync, connection: Connection) -> LakeView:
     relation = sync.target.relation
     for _ in range(_TRIES):
         metadata = read_metadata(catalog, relation)
-        watermark, moves = _read_ledger(context, sync, connection)
+        watermark, moves, put_in = _read_ledger(context, sync, connection)
         again = read_metadata(catalog, relation)
         if metadata is None or again is None:
             if metadata is again:
@@ -67,8 +72,9 @@ def look(context: Context, sync: Sync, connection: Connection) -> LakeView:
         rows = LakeRowsAt(catalog, relation, again, table.main)
         for update_id, base, move in moves:
             if table.see(update_id, base) is Seen.PUBLISHED and _continues(move, watermark):
-                return LakeView(_moved(watermark, update_id, move), table, rows, update_id)
-        return LakeView(watermark, table, rows)
+                moved = _moved(watermark, update_id, move)
+                return LakeView(moved, table, rows, update_id, put_in + int(move["rows"]))
+        return _catch_up(context, sync, connection, LakeView(watermark, table, rows, None, put_in))
     raise BusyError(f"{sync.target} is being written all the while", "try again when it is quiet")
 
 
@@ -80,14 +86,34 @@ def _is_same(snapshot: Snapshot) -> bool:
 
 def _read_ledger(
     context: Context, sync: Sync, connection: Connection
-) -> tuple[Watermark, list[tuple[str, int | None, Mapping[str, Any]]]]:
+) -> tuple[Watermark, list[tuple[str, int | None, Mapping[str, Any]]], int]:
     """Watermark and intents; intents first, so that one that is settled meanwhile is seen twice."""
     ledger = context.ledger(sync.target.connection)
     name = str(sync.target.relation)
     intents = Intents(ledger).of_table(connection, name)
-    watermark = Watermarks(ledger).get(connection, sync.pipeline, name)
+    watermarks = Watermarks(ledger)
+    watermark = watermarks.get(connection, sync.pipeline, name)
     moves = [(one.update_id, one.base, one.move) for one in intents if one.move is not None]
-    return watermark, moves
+    return watermark, moves, watermarks.rows_put_in(connection, name) if watermark.version else 0
+
+
+def _catch_up(context: Context, sync: Sync, connection: Connection, view: LakeView) -> LakeView:
+    """The same with what a ledger that is older than the table does not know of."""
+    assert view.table is not None
+    if context.catalog(sync.target.connection).is_embedded:
+        return view
+    markers = Markers(context.ledger(sync.target.connection))
+    for load in find_unrecorded(
+        view.table,
+        view.watermark,
+        lambda update_id: markers.exists(connection, update_id, sync.target.relation),
+        str(sync.target),
+        sync.name,
+    ):
+        put_in = load.rows + (0 if load.kind == BatchKind.FULL else view.put_in)
+        watermark = view.watermark.after_mark(load)
+        view = replace(view, watermark=watermark, unrecorded=load.update_id, put_in=put_in)
+    return view
 
 
 def _continues(move: Mapping[str, Any], watermark: Watermark) -> bool:

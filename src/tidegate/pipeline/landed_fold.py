@@ -12,7 +12,7 @@ from tidegate.model.relation import Relation
 from tidegate.pipeline.landing import Landed
 from tidegate.pipeline.landing_table import BASE, DELETED, NUMBER, UNCHANGED
 from tidegate.postgres.connect import Connection
-from tidegate.postgres.identifiers import column_list, qualified
+from tidegate.postgres.identifiers import column_list, from_text, qualified
 
 # Two different texts of such a type are two different values.
 _PLAIN = frozenset(
@@ -206,10 +206,7 @@ def _columns(alias: str, names: Sequence[str]) -> list[sql.Identifier]:
 
 
 def _typed(values: Sequence[sql.Composable], kinds: Sequence[str]) -> list[sql.Composed]:
-    return [
-        sql.SQL("{}::{}").format(value, sql.SQL(kind))
-        for value, kind in zip(values, kinds, strict=True)
-    ]
+    return [from_text(value, kind) for value, kind in zip(values, kinds, strict=True)]
 
 
 def refuse_unfilled(relation: Relation, count: int, sync_name: str) -> None:

@@ -32,10 +32,11 @@ from tidegate.pipeline.stage import (
     typed_columns,
 )
 from tidegate.pipeline.user_code import importable, user_code
+from tidegate.postgres.connect import Snapshot
 from tidegate.postgres.databases import CONTROL
 from tidegate.postgres.types import spark_type
 from tidegate.sources.lake import Changes
-from tidegate.sources.postgres import snapshot
+from tidegate.sources.reading import exported
 from tidegate.spark.copying import SnapshotReader
 
 if TYPE_CHECKING:
@@ -51,13 +52,13 @@ class _Reading:
 
     batch: LandedBatch
     conninfo: str
-    snapshot_name: str
+    snapshot: Snapshot
     shares: int
 
     def reader(self, select: Sequence[sql.Composable], where: sql.Composable) -> SnapshotReader:
         return SnapshotReader(
             conninfo=self.conninfo,
-            snapshot=self.snapshot_name,
+            snapshot=self.snapshot,
             statements=tuple(
                 sql.SQL("SELECT {} FROM {} WHERE {} AND {} % {} = {}")
                 .format(
@@ -90,9 +91,9 @@ def _reading(batch: LandedBatch, rows: int) -> Iterator[_Reading]:
     context, connection_name = batch.context, batch.sync.target.connection
     is_lake = isinstance(batch.destination, LakeDestination)
     wanted = min(max(1, rows // _SHARE_ROWS), 2 * context.spark.parallelism())
-    with batch.destination.open() as connection, snapshot(connection) as name:
+    with batch.destination.open() as connection, exported(connection) as snapshot:
         conninfo = context.databases.portable_conninfo(CONTROL if is_lake else connection_name)
-        yield _Reading(batch, conninfo, name, wanted)
+        yield _Reading(batch, conninfo, snapshot, wanted)
 
 
 def stage_into_lake(batch: LandedBatch, destination: LakeDestination, prepare: Prepare) -> Staged:

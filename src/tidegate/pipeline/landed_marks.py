@@ -45,7 +45,7 @@ def mark_rest(
             DELETED_AT,
             sql.SQL("{}::timestamptz").format(sql.Literal(batch.landed.emptied_at)),
             keys,
-            merge.same_key("t", "s", shape.key),
+            merge.same_key("t", "s", fitted),
         )
     )
     return [StagedWrite(write_id, cursor.rowcount)] if cursor.rowcount else []

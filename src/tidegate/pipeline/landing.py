@@ -11,14 +11,14 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from tidegate.destinations.destination import Destination
-from tidegate.errors import SourceError
+from tidegate.errors import ChangesLost, SourceError
 from tidegate.failpoints import reach
 from tidegate.model.lsn import lsn_text, lsn_value
 from tidegate.model.relation import Relation
 from tidegate.model.staging import new_write_id, staging_table
 from tidegate.pipeline.landing_table import LandingTable
 from tidegate.sources import pgoutput
-from tidegate.sources.folding import Fold, Rows
+from tidegate.sources.folding import Fold, Rows, Twice
 from tidegate.sources.pgoutput import (
     Damaged,
     Field,
@@ -258,6 +258,12 @@ class _Landing:
             is_open = False
         except Damaged as error:
             raise damaged(self.slot, lsn, str(error)) from None
+        except Twice:
+            raise ChangesLost(
+                f"slot {self.slot}: two rows had one key ({', '.join(self.key)}) of "
+                f"{self.relation} at {lsn}: its constraint was DEFERRABLE then, or was dropped",
+                "nothing was published; load everything again: tidegate run NAME --full-refresh",
+            ) from None
         except (IndexError, ValueError, struct.error) as error:
             raise damaged(self.slot, lsn, "it is cut off") from error
         finally:
@@ -307,7 +313,7 @@ class _Landing:
             if None in fields:
                 self.fold.update(fields, None, whole=False, at=self.committed)
             else:
-                self.fold.insert(fields)
+                self.fold.put(fields)
             return
         if not whole and tag != pgoutput.OLD_KEY:
             raise Damaged(f"a changed row of the unknown kind {chr(tag)!r}")

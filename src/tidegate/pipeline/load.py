@@ -29,6 +29,15 @@ Prepare = Callable[[Shape], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """Rows that are staged, and what was said when the target was prepared for them."""
+
+    staged: Staged
+    notes: tuple[str, ...]
+    started: float
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """What all loads of one attempt at one sync share."""
 
@@ -47,41 +56,41 @@ class Load:
     def run(
         self, stage: Callable[[Prepare], Staged], plan: LoadPlan, watermark: Watermark
     ) -> LoadResult:
-        """Move one batch into the target; `stage` says what its rows look like before they move."""
+        """Move one batch that can be staged at any time; what staging lost is staged again."""
+        for tries in range(1, _STAGE_TRIES + 1):
+            try:
+                return self.publish(self.stage(stage, watermark), plan, watermark)
+            except StagingLost:
+                if tries == _STAGE_TRIES:
+                    raise
+        raise AssertionError("unreachable")
+
+    def stage(self, stage: Callable[[Prepare], Staged], watermark: Watermark) -> Prepared:
+        """Write the rows aside; `stage` says what they look like before the first one moves."""
         started = time.monotonic()
         notes: dict[str, None] = {}
-        published = self._stage_and_publish(stage, plan, watermark, notes)
-        self.destination.discard(self.attempt.fence.attempt_id, ended=True)
-        return LoadResult(
-            update_id=plan.update_id,
-            batch=plan.batch,
-            rows=published.rows,
-            changed=published.changed,
-            seconds=time.monotonic() - started,
-            already=published.already,
-            rejected=published.rejected,
-            notes=tuple(notes),
-            late=published.late,
-        )
-
-    def _stage_and_publish(
-        self,
-        stage: Callable[[Prepare], Staged],
-        plan: LoadPlan,
-        watermark: Watermark,
-        notes: dict[str, None],
-    ) -> Published:
-        rules, fence = self.rules or self.sync.rules, self.attempt.fence
 
         def prepare(shape: Shape) -> None:
             found = self.destination.prepare(
-                shape, watermark, rules, fence=fence, source_names=self.source_names
+                shape,
+                watermark,
+                self._rules,
+                fence=self.attempt.fence,
+                source_names=self.source_names,
             )
             notes.update(dict.fromkeys(found))
 
-        def publication(staged: Staged) -> Publication:
-            self.staged(sum(write.rows for write in staged.writes))
-            return Publication(
+        staged = stage(prepare)
+        reach("stage.done")
+        return Prepared(staged, tuple(notes), started)
+
+    def publish(self, prepared: Prepared, plan: LoadPlan, watermark: Watermark) -> LoadResult:
+        """Check and publish what was staged; StagingLost when it is not there any more."""
+        staged, fence = prepared.staged, self.attempt.fence
+        self.staged(sum(write.rows for write in staged.writes))
+        published = check_and_publish(
+            self.destination,
+            Publication(
                 update_id=plan.update_id,
                 batch=plan.batch,
                 shape=staged.shape,
@@ -91,16 +100,32 @@ class Load:
                 fence=fence,
                 moved_by=self.attempt.actor,
                 remaining_seconds=self.attempt.remaining_seconds,
-                rules=rules,
+                rules=self._rules.for_batch(
+                    plan.batch.kind, key_is_unique=staged.shape.key_is_unique
+                ),
                 declaration={
                     **kept_by(plan.batch, watermark),
                     **self.declare(record_columns(staged.shape)),
                 },
-            )
-
-        return stage_and_publish(
-            self.destination, lambda: stage(prepare), publication, self.attempt.check_alive
+            ),
+            self.attempt.check_alive,
         )
+        self.destination.discard(fence.attempt_id, ended=True)
+        return LoadResult(
+            update_id=plan.update_id,
+            batch=plan.batch,
+            rows=published.rows,
+            changed=published.changed,
+            seconds=time.monotonic() - prepared.started,
+            already=published.already,
+            rejected=published.rejected,
+            notes=(*prepared.notes, *published.notes),
+            late=published.late,
+        )
+
+    @property
+    def _rules(self) -> Rules:
+        return self.rules or self.sync.rules
 
 
 def stage_and_publish(
@@ -110,18 +135,29 @@ def stage_and_publish(
     check_alive: Callable[[], None],
 ) -> Published:
     """The three steps; what a server's crash took out of staging is staged again."""
-    for attempt in range(1, _STAGE_TRIES + 1):
+    for tries in range(1, _STAGE_TRIES + 1):
         staged = stage()
         reach("stage.done")
-        planned = publication(staged)
         try:
-            check_alive()
-            destination.check(staged.shape, staged.writes, planned.fence, planned.rules)
-            reach("check.done")
-            check_alive()
-            return destination.publish(planned)
+            return check_and_publish(destination, publication(staged), check_alive)
         except StagingLost:
-            destination.discard(planned.fence.attempt_id, ended=True)
-            if attempt == _STAGE_TRIES:
+            if tries == _STAGE_TRIES:
                 raise
     raise AssertionError("unreachable")
+
+
+def check_and_publish(
+    destination: Destination, publication: Publication, check_alive: Callable[[], None]
+) -> Published:
+    """The last two steps; staging that has lost rows is discarded."""
+    try:
+        check_alive()
+        destination.check(
+            publication.shape, publication.writes, publication.fence, publication.rules
+        )
+        reach("check.done")
+        check_alive()
+        return destination.publish(publication)
+    except StagingLost:
+        destination.discard(publication.fence.attempt_id, ended=True)
+        raise

@@ -7,10 +7,15 @@ from dataclasses import replace
 from psycopg import sql
 
 from tidegate.model.batch import Batch, BatchKind
+from tidegate.model.cursor import CursorType
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.passes import since
+from tidegate.postgres.connect import Connection
 from tidegate.sources.postgres import PostgresSource
+
+_FEW_PAGES = 10_000
+_MOST_AHEAD = 10_000
 
 
 def loaded_batches(source: PostgresSource, watermark: Watermark, *, nulls: bool) -> list[Batch]:
@@ -72,6 +77,48 @@ def pending_condition(
             condition, source.condition(Batch(BatchKind.NULLS))
         )
     return condition
+
+
+def rows_ahead(connection: Connection, source: PostgresSource) -> list[str]:
+    """Which rows wait for the clock, in words; looked at only where that costs little."""
+    cursor = source.cursor
+    if cursor is None or cursor.type.is_number:
+        return []
+    small = source.table.has_blocks and source.table.pages <= _FEW_PAGES
+    if not (source.reads_by_index or small):
+        return []
+    # Not clock_timestamp(), for which no index is used. Clocks may differ by a little.
+    now: sql.Composable = sql.SQL("(statement_timestamp() + interval '1 minute')")
+    if cursor.type is not CursorType.TIMESTAMPTZ:
+        zone = sql.Literal(cursor.zone(connection))
+        now = sql.SQL("({} AT TIME ZONE {})::{}").format(now, zone, sql.SQL(cursor.type.value))
+    row = connection.execute(
+        sql.SQL(
+            "SELECT count(*) FILTER (WHERE isfinite(c)), count(*) FILTER (WHERE NOT isfinite(c)),"
+            " max(c) FILTER (WHERE isfinite(c))::text"
+            " FROM (SELECT {c} AS c FROM {} WHERE {c} > {} LIMIT {}) s"
+        ).format(source.relation, now, sql.Literal(_MOST_AHEAD), c=sql.Identifier(cursor.name))
+    ).fetchone()
+    assert row is not None
+    later, never, highest = row
+    capped = "at least " if later + never == _MOST_AHEAD else ""
+    notes: list[str] = []
+    if later:
+        notes.append(
+            f"{capped}{_rows(later, source)} stamped in the future (up to {highest}) and loaded "
+            "when that time comes"
+        )
+    if never:
+        notes.append(
+            f"{capped}{_rows(never, source)} stamped infinity and never loaded; correct "
+            f'{cursor.name}, or use changes = "snapshot"'
+        )
+    return notes
+
+
+def _rows(count: int, source: PostgresSource) -> str:
+    what = source.table.relation
+    return f"1 row of {what} is" if count == 1 else f"{count:,} rows of {what} are"
 
 
 def _range(

@@ -10,7 +10,6 @@ from psycopg import sql
 
 from tidegate.destinations.drift import find_evolution
 from tidegate.destinations.postgres import PostgresDestination
-from tidegate.errors import DestinationError
 from tidegate.failpoints import reach
 from tidegate.model.column import Table
 from tidegate.model.drift import Loaded
@@ -20,6 +19,7 @@ from tidegate.model.shape import Shape
 from tidegate.model.staging import new_write_id
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
+from tidegate.pipeline.comparable import columns_changed
 from tidegate.pipeline.compare import FOUND, Comparison, Hashing, Side, compare, key_text
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.first_copy import MARK_TYPE, mark_column
@@ -91,9 +91,7 @@ class PostgresDifference:
             session.execute(place.create_statement(write_id))
             reach("stage.write")
             rows = sum(
-                copy_rows(
-                    connection, query.as_string(connection), session, place.table(write_id), names
-                )
+                copy_rows(connection, query, session, place.table(write_id), names)
                 for connection, query in sides
             )
         reach("stage.written")
@@ -106,11 +104,7 @@ class PostgresDifference:
             self.found.connection, relation, self.shape, self.sync.rules, self.loaded
         )
         if evolution is not None and evolution.is_needed:
-            raise DestinationError(
-                f"the source of {relation} changed since the last load: "
-                f"{'; '.join(evolution.notes)}",
-                f"let the target follow first: tidegate run {self.sync.name}; then repair it",
-            )
+            raise columns_changed(self.sync, evolution.notes, "repair it")
 
     def _rows(self, ranges: KeyRanges) -> sql.Composed:
         key = key_text([sql.Identifier("e", name) for name in self.shape.key])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidegate.errors import SourceError
+from tidegate.errors import SourceReplaced
 from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.standing import Standing, begun_at, loaded_at
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
+from tidegate.pipeline.changed import check_server
+from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
 from tidegate.sources.postgres import PostgresSource
 from tidegate.sources.written import column_words
@@ -53,11 +55,19 @@ def record(batch: Batch, began: Standing, watermark: Watermark) -> dict[str, Any
 
 
 def check_standing(
-    connection: Connection, source: PostgresSource, watermark: Watermark, sync: Sync
-) -> None:
-    """Refuse a source that is not the one whose transactions are known, where they matter."""
+    context: Context,
+    connection: Connection,
+    source: PostgresSource,
+    watermark: Watermark,
+    sync: Sync,
+) -> list[str]:
+    """Refuse a source that is not the one which rows were loaded from; returns what to know."""
     if source.written is not None:
         refuse_restored(watermark, source.standing(connection), sync)
+        return []
+    if source.cursor is None or sync.changes != "cursor":
+        return []
+    return check_server(context, connection, watermark, sync)
 
 
 def refuse_restored(watermark: Watermark, now: Standing, sync: Sync) -> None:
@@ -69,7 +79,7 @@ def refuse_restored(watermark: Watermark, now: Standing, sync: Sync) -> None:
         if why is None and int(now.xmax) < int(before.xmin):
             why = f"{before.xmin} was reached and its next one is {now.xmax}: it was restored"
         if why is not None:
-            raise SourceError(
+            raise SourceReplaced(
                 f"sync {sync.name}: {sync.source} is not as it was when rows were loaded up to "
                 f"transaction {before.xmin}: {why}; rows could be passed over",
                 f"to load everything again: tidegate run {sync.name} --full-refresh; after a "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psycopg
 from psycopg import errors as pg
@@ -25,6 +25,7 @@ from tidegate.destinations.target import (
     physical_table,
 )
 from tidegate.errors import ConnectionFailed, TidegateError
+from tidegate.lake.metadata import read_table
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.cursor import Guarantee
@@ -46,7 +47,12 @@ from tidegate.model.shape import Shape
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.cdc_plan import plan_cdc_sync
-from tidegate.pipeline.changed import refuse_changed, refuse_moved
+from tidegate.pipeline.changed import (
+    horizon_remarks,
+    identity_remarks,
+    refuse_changed,
+    refuse_moved,
+)
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.course import FINISHES_REFRESH
 from tidegate.pipeline.declaration import lake_shape, passthrough_shape, resolve_source
@@ -55,11 +61,10 @@ from tidegate.pipeline.lake_plan import plan_lake_sync
 from tidegate.pipeline.lake_target_plan import LakePlan, text_columns
 from tidegate.pipeline.loaded import pending_condition
 from tidegate.pipeline.lock import read_lock, refuse_other_plane
-from tidegate.pipeline.reading import bounded, count_rows, read_only
+from tidegate.pipeline.passes import check_standing
 from tidegate.pipeline.sessions import Sessions
 from tidegate.pipeline.snapshot_plan import next_phase, read_promise, snapshot_warnings
 from tidegate.pipeline.stage import passed_columns, typed_columns
-from tidegate.pipeline.stamp import Stamp, combine, read_stamp
 from tidegate.pipeline.sync import refuse_duplicates, tolerates_duplicates
 from tidegate.postgres.catalog import describe_table, is_empty
 from tidegate.postgres.connect import Connection, translate
@@ -67,6 +72,7 @@ from tidegate.postgres.identifiers import qualified
 from tidegate.settings import SparkSettings
 from tidegate.sources.horizon import read_horizon
 from tidegate.sources.postgres import PostgresSource
+from tidegate.sources.reading import bounded, count_relation, count_rows
 
 _KEY_CHECK_MILLISECONDS = 60_000
 _REMOTE_PARALLELISM = 4
@@ -115,12 +121,36 @@ def plan_sync(sessions: Sessions, sync: Sync) -> SyncPlan:
     """Plan one sync; raises what a run would raise before it writes anything."""
     try:
         if sessions.context.is_lake(sync.source.connection):
-            return plan_lake_sync(sessions, sync)
-        if sync.changes == "cdc":
-            return plan_cdc_sync(sessions, sync, _plan_target)
-        return _Planning(sessions, sync).plan()
+            found = plan_lake_sync(sessions, sync)
+        elif sync.changes == "cdc":
+            found = plan_cdc_sync(sessions, sync, _plan_target)
+        else:
+            found = _Planning(sessions, sync).plan()
+        return _with_removal(sessions, sync, found)
     except psycopg.Error as error:
         raise translate(error, f"planning {sync.name}") from error
+
+
+def _with_removal(sessions: Sessions, sync: Sync, plan: SyncPlan) -> SyncPlan:
+    """The same with what would leave the target; how many keys are others is not looked at."""
+    batch, relation = plan.next_batch, sync.target.relation
+    is_whole = batch is not None and batch.kind is BatchKind.FULL and plan.target_table.rows_present
+    if not is_whole or plan.transformed:
+        return plan
+    if sync.lake_target:
+        table = read_table(sessions.context.catalog(sync.target.connection), relation)
+        present = 0 if table is None else table.rows()
+    else:
+        target = sessions.target(sync.target.connection)
+        present, _ = count_relation(target, qualified(relation))
+    removes, limit, warnings = max(0, present - plan.rows), sync.rules.removal, plan.warnings
+    if limit is not None and limit.is_exceeded(removes, present):
+        warnings += (
+            f"about {removes:,} of the {present:,} rows of {sync.target} would be removed, more "
+            f"than [safety] max_removed = {limit.share:.4g} allows: a run stops, unless it is "
+            "given --allow-removal",
+        )
+    return replace(plan, removes=removes, warnings=warnings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +187,19 @@ class _Planning:
             else lake.target(shape, watermark)
         )
         memory = self.sessions.memory(sync.pipeline)
-        stamp = read_stamp(connection, source)
+        remarks: list[str] = []
         if source.written is not None:
             horizon = read_promise(connection, source, watermark, sync)
-            guarantee, because = horizon.guarantee, horizon.because
         else:
+            remarks = check_standing(context, connection, source, watermark, sync)
             horizon = read_horizon(connection, source.cursor, memory, may_wait=False)
-            guarantee, because = combine(horizon, stamp, sync.lookback)
-        with read_only(connection):
+            remarks += horizon_remarks(connection, source.cursor, watermark, horizon)
+            remarks += identity_remarks(connection, source.cursor)
+        guarantee, because = horizon.guarantee, horizon.because
+        if source.cursor is not None and guarantee is not Guarantee.EXACT:
+            lookback = f"lookback = {sync.lookback}"
+            because += f" ({lookback if sync.lookback else 'no lookback is declared'})"
+        with context.reading(connection, source):
             warnings = self._check_key(connection, source)
             phases = self._phases(connection, source, watermark, horizon)
             batch = phases[0].batch if phases else None
@@ -180,7 +215,7 @@ class _Planning:
             )
         if watermark.is_refreshing:
             warnings.append(FINISHES_REFRESH)
-        warnings += target_plan.notes
+        warnings += [*remarks, *target_plan.notes]
         if lake is not None and shape is not None:
             warnings += text_columns(source)
         rate = self._rows_per_second()
@@ -196,7 +231,7 @@ class _Planning:
                 source.table.proves_unique(source.key),
                 _key_origin(sync, source),
             ),
-            cursor=_cursor_plan(source, stamp),
+            cursor=_cursor_plan(connection, source),
             changes=sync.changes,
             watermark=watermark.value,
             generation=watermark.generation,
@@ -343,7 +378,9 @@ def _plan_target(
 ) -> TargetPlan:
     relation = sync.target.relation
     if sync.mode is not Mode.REPLACE:
-        check_present(connection, relation, watermark, sync.project)
+        key = sync.key if shape is None else shape.key
+        adds = sync.mode is Mode.APPEND and not key
+        check_present(connection, relation, watermark, sync.project, adds=adds)
     table = describe_table(connection, relation)
     exists = table is not None
     evolution = None
@@ -380,6 +417,8 @@ def _publish_statement(
     if shape is None:
         return None
     rules, relation = sync.rules, sync.target.relation
+    if batch is not None:
+        rules = rules.for_batch(batch.kind, key_is_unique=shape.key_is_unique)
     if target.exists:
         shape = fit_shape(connection, physical_table(relation, shape, rules), shape)
     staging = sql.Identifier(context.settings.ledger.schema_name, "stg_…")
@@ -412,20 +451,38 @@ def _warnings(
         )
     if guarantee is not Guarantee.EXACT and source.lookback is None:
         found.append("no lookback is declared, so rows that commit late would be missed")
-    if horizon.high is None and horizon.guarantee is Guarantee.SETTLED:
+    if horizon.high is None and horizon.settles and horizon.held_by is None:
         found.append(f"a run waits {source.cursor.settle_seconds:g} s (settle) before it reads")
+    if source.lookback is not None:
+        found += _hidden_updates(sync, source)
     if sync.transform is not None:
         found.append("the target's columns are checked when the transformation runs")
     return found
 
 
-def _cursor_plan(source: PostgresSource, stamp: Stamp) -> CursorPlan | None:
+def _hidden_updates(sync: Sync, source: PostgresSource) -> list[str]:
+    """Where a row that the lookback finds cannot take the place of one with a higher cursor."""
+    unseen = "an update that a slow clock stamped below the version before it is not taken"
+    if sync.mode is Mode.APPEND:
+        return [f"the view shows the version with the highest {sync.cursor}: {unseen}"]
+    if sync.mode is Mode.MERGE and (
+        sync.transform is not None or not source.table.proves_unique(source.key)
+    ):
+        return [
+            "nothing proves that the key is unique, so a row of the lookback never replaces one "
+            f"with a higher {sync.cursor}: {unseen}"
+        ]
+    return []
+
+
+def _cursor_plan(connection: Connection, source: PostgresSource) -> CursorPlan | None:
     if source.written is not None and source.written.cursor is not None:
         cursor = source.written.cursor
         return CursorPlan(cursor.name, cursor.type, source.reads_by_index, "bounds how far back")
     if source.cursor is None:
         return None
-    return CursorPlan(source.cursor.name, source.cursor.type, source.reads_by_index, stamp.words)
+    words = source.cursor.facts(connection).words
+    return CursorPlan(source.cursor.name, source.cursor.type, source.reads_by_index, words)
 
 
 def _key_origin(sync: Sync, source: PostgresSource) -> str:

@@ -71,6 +71,7 @@ class PublishWork:
             rejected=published.rejected,
             already=published.already,
             update_id=publish.update_id,
+            notes=published.notes,
         )
 
     def _stage(self) -> Staged:

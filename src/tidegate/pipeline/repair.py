@@ -18,11 +18,12 @@ from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.key_ranges import KeyRanges
 from tidegate.model.load import LoadResult
 from tidegate.model.rules import Mode
+from tidegate.model.slot import Origin
 from tidegate.model.sync import Sync
 from tidegate.model.verification import Difference, Verification
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.changed import declared_still
-from tidegate.pipeline.compare import Comparison, find_ranges, tell_apart
+from tidegate.pipeline.compare import Comparison, Sums, find_ranges, tell_apart
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.course import Attempt, Course, SyncOutcome
 from tidegate.pipeline.load import Load
@@ -63,6 +64,11 @@ def refuse_unfinished(sync: Sync, watermark: Watermark) -> None:
         )
 
 
+def was_stopped(watermark: Watermark) -> bool:
+    """Whether a run has stopped at something that is in no log, and nothing was done about it."""
+    return ((watermark.declaration or {}).get("cdc") or {}).get("seen") is not None
+
+
 @dataclass(slots=True)
 class RepairWork:
     """The work of one attempt; `step` is told of every finished load."""
@@ -78,11 +84,35 @@ class RepairWork:
     def run(self) -> Verification:
         """Compare once more, now that nobody else loads, and load what differs."""
         refuse_unfinished(self.sync, self.destination.watermark(self.sync.pipeline))
-        return verify_sync(self.context, self.sync, self._mend)
+        found = verify_sync(self.context, self.sync, self._mend)
+        self._accept_tables()
+        return found
+
+    def _accept_tables(self) -> None:
+        """The target has what is in no log: a run goes on from the tables that were seen last."""
+        watermark = self.destination.watermark(self.sync.pipeline)
+        if not was_stopped(watermark):
+            return
+        assert watermark.value is not None
+        assert watermark.declaration is not None
+        origin = Origin.from_json(watermark.declaration["cdc"])
+        declared = {
+            **watermark.declaration,
+            "cdc": replace(origin, tables=origin.seen, seen=None).to_json(),
+        }
+        course = Course(self.sync, self.destination, self.attempt, self.outcome)
+        course.pass_over(
+            watermark,
+            watermark.value,
+            declaration=declared,
+            reason="what is in no log was repaired",
+        )
+        self.outcome.watermark = self.destination.watermark(self.sync.pipeline)
 
     def _mend(self, opened: Opened) -> Comparison:
         sides = opened.expected, opened.found, opened.hashing
         seen = find_ranges(*sides)
+        self._check_removal(opened, seen)
         left_out = 0
         for ranges in seen.ranges.passes(self.sync.batch_rows):
             self.attempt.check_alive()
@@ -93,6 +123,22 @@ class RepairWork:
                 self.difference = found if self.difference is None else self.difference.plus(found)
                 self._load(opened, ranges)
         return Comparison(seen.expected_rows - left_out, seen.found_rows, self.difference)
+
+    def _check_removal(self, opened: Opened, seen: Sums) -> None:
+        """Refuse to remove, or to mark as gone, too much; before the first range is loaded."""
+        limit = self.sync.removal_limit(
+            f"tidegate verify {self.sync.name} --repair --allow-removal"
+        )
+        most = min(seen.ranges.rows, seen.found_rows)
+        # No more rows can be too many than lie in the ranges that differ.
+        if limit is None or not limit.is_exceeded(most, seen.found_rows):
+            return
+        sides = opened.expected, opened.found, opened.hashing
+        extra = 0
+        for ranges in seen.ranges.passes(self.sync.batch_rows):
+            self.attempt.check_alive()
+            extra += tell_apart(*sides, ranges).difference.extra
+        limit.check(self.sync.target, extra, seen.found_rows)
 
     def _load(self, opened: Opened, ranges: KeyRanges) -> None:
         watermark = self.destination.watermark(self.sync.pipeline)

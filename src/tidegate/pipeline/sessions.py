@@ -56,7 +56,9 @@ class Sessions:
         if known is None:
             try:
                 known = self._stack.enter_context(
-                    self.context.databases.connect(name, "tidegate inspect")
+                    self.context.databases.connect_source(name, "tidegate inspect")
+                    if role == "source"
+                    else self.context.databases.connect(name, "tidegate inspect")
                 )
             except TidegateError as error:
                 known = error

@@ -54,7 +54,7 @@ def without_keys(
         return rows
     return sql.SQL(
         "SELECT * FROM ({}) o WHERE NOT EXISTS"
-        " (SELECT FROM unnest({}::text[]) AS r(k) WHERE r.k = ROW({})::text)"
+        " (SELECT FROM pg_catalog.unnest({}::text[]) AS r(k) WHERE r.k = ROW({})::text)"
     ).format(rows, sql.Literal(list(rejected)), key)
 
 

@@ -15,11 +15,11 @@ from tidegate.model.watermark import Watermark
 from tidegate.pipeline.compare import LEFT_OUT, SCRATCH, Hashing
 from tidegate.pipeline.landing_table import DELETED_AT
 from tidegate.pipeline.loaded import pending_condition
-from tidegate.pipeline.reading import read_only
 from tidegate.pipeline.stage import passed_columns
 from tidegate.postgres.connect import Connection
 from tidegate.postgres.identifiers import qualified
 from tidegate.sources.postgres import PostgresSource
+from tidegate.sources.reading import read_only
 from tidegate.spark.copying import copy_rows
 
 CHANGED = sql.Identifier("pg_temp", "tidegate_verify_changed")
@@ -80,8 +80,8 @@ def target_fingerprint(connection: Connection, table: Table, shape: Shape) -> st
     """The target's rows summed up as PostgresSource.fingerprint does with the source's."""
     row = connection.execute(
         sql.SQL(
-            "SELECT count(*)::text || ':' ||"
-            " coalesce(sum(hashtextextended(ROW({})::text, 0)), 0) FROM {} t"
+            "SELECT count(*)::text || ':' || coalesce(pg_catalog.sum("
+            "pg_catalog.hashtextextended(ROW({})::text, 0::bigint)), 0)::text FROM {} t"
         ).format(
             sql.SQL(", ").join(target_columns(table, shape.names, shape)),
             qualified(table.relation),
@@ -126,8 +126,7 @@ def send_left_out(
         statement = sql.SQL("SELECT ROW({})::text FROM {} WHERE {}").format(
             key, source.relation, where
         )
-        text = statement.as_string(connection)
-        return copy_rows(connection, text, target, LEFT_OUT, ("k",))
+        return copy_rows(connection, statement, target, LEFT_OUT, ("k",))
 
     waiting = send(pending_condition(source, watermark, nulls=True))
     without = 0

@@ -10,9 +10,9 @@ from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.loaded import pending_condition
 from tidegate.pipeline.passes import next_start, refuse_restored
-from tidegate.pipeline.reading import count_rows
 from tidegate.postgres.connect import Connection
 from tidegate.sources.postgres import PostgresSource
+from tidegate.sources.reading import count_rows
 
 _UNSEEN = "deleted rows and changed keys are not seen"
 # Looking through more than this with every run deserves a second thought.

@@ -23,8 +23,9 @@ from tidegate.pipeline.passes import check_standing, next_start, record
 from tidegate.pipeline.stage import Reading, Staged, stage_batch
 from tidegate.pipeline.sync import check_first_key
 from tidegate.postgres.catalog import database_identity
-from tidegate.postgres.connect import Connection
-from tidegate.sources.postgres import PostgresSource, snapshot
+from tidegate.postgres.connect import Connection, Snapshot
+from tidegate.sources.postgres import PostgresSource
+from tidegate.sources.reading import check_open
 
 Planned = tuple[Batch, Standing]
 PlanBatch = Callable[[Watermark, Standing], Planned | None]
@@ -56,7 +57,7 @@ class SnapshotWork:
         check_first_key(self.sync, self.source, self.connection, self._course.watermark())
         watermark = self._begin()
         refuse_changed(watermark, self.source, self.sync)
-        check_standing(self.connection, self.source, watermark, self.sync)
+        check_standing(self.context, self.connection, self.source, watermark, self.sync)
         self.destination.check_present(watermark)
         for plan_batch in self._phases():
             self._course.follow(partial(self._load_next, plan_batch))
@@ -87,8 +88,9 @@ class SnapshotWork:
     def _load_next(self, plan_batch: PlanBatch) -> bool:
         """Plan and run one load; False when this phase has nothing more."""
         self.attempt.check_alive()
+        check_open(self.connection, self.source)
         watermark = self._course.watermark()
-        with snapshot(self.connection) as snapshot_name:
+        with self.context.reading(self.connection, self.source) as snapshot:
             planned = plan_batch(watermark, self.source.standing(self.connection))
             if planned is None:
                 return False
@@ -111,10 +113,11 @@ class SnapshotWork:
                 },
                 staged=lambda rows: self._course.report("publishing", rows),
             )
-            result = load.run(self._stage(snapshot_name, batch), plan, watermark)
+            prepared = load.stage(self._stage(snapshot, batch), watermark)
             if batch.is_last and batch.key_low is None:
                 # Of a pass in pieces, what was written behind its back is not loaded yet.
                 self._remember(began, plan.version + 1, plan.update_id)
+        result = load.publish(prepared, plan, watermark)
         if result.already:
             self._course.check_moved(plan)
         if self._finishing and batch.kind is BatchKind.FULL:
@@ -123,10 +126,8 @@ class SnapshotWork:
         self.step(result)
         return not batch.is_last
 
-    def _stage(self, snapshot_name: str, batch: Batch) -> Callable[[Prepare], Staged]:
-        reading = Reading(
-            self.context, self.sync, self.source, self.connection, snapshot_name, batch
-        )
+    def _stage(self, snapshot: Snapshot, batch: Batch) -> Callable[[Prepare], Staged]:
+        reading = Reading(self.context, self.sync, self.source, self.connection, snapshot, batch)
         attempt_id = self.attempt.fence.attempt_id
         return lambda prepare: stage_batch(
             reading, self.destination, attempt_id=attempt_id, prepare=prepare

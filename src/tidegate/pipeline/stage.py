@@ -23,7 +23,8 @@ from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import lake_shape, passthrough_shape
 from tidegate.pipeline.lake_frames import lake_frame_shape
 from tidegate.pipeline.user_code import importable, user_code
-from tidegate.postgres.connect import Connection
+from tidegate.postgres.connect import Connection, Snapshot
+from tidegate.postgres.identifiers import holds_own_sql
 from tidegate.postgres.types import needs_text, spark_type
 from tidegate.sources.postgres import PostgresSource
 from tidegate.spark.copying import Copy, SnapshotReader, StagingPlace
@@ -48,7 +49,7 @@ class Reading:
     sync: Sync
     source: PostgresSource
     connection: Connection
-    snapshot_name: str
+    snapshot: Snapshot
     batch: Batch
     where: sql.Composable | None = None
     """which rows, where the batch does not say it"""
@@ -56,7 +57,7 @@ class Reading:
     def reader(self, select: list[sql.Composable]) -> SnapshotReader:
         return SnapshotReader(
             conninfo=self.context.databases.portable_conninfo(self.sync.source.connection),
-            snapshot=self.snapshot_name,
+            snapshot=self.snapshot,
             statements=tuple(
                 self.source.read_statements(
                     self.connection,
@@ -67,6 +68,7 @@ class Reading:
                     where=self.where,
                 )
             ),
+            own_path=holds_own_sql(self.source.relation),
         )
 
 

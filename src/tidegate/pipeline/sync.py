@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from tidegate.control.observations import Observations
 from tidegate.destinations.destination import Destination
 from tidegate.errors import DeclarationError
 from tidegate.failpoints import reach
@@ -15,17 +16,21 @@ from tidegate.model.cursor import NullPolicy
 from tidegate.model.horizon import Horizon
 from tidegate.model.load import LoadPlan, LoadResult
 from tidegate.model.rules import Duplicates, Mode
+from tidegate.model.server import Server
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
-from tidegate.pipeline.changed import declaration, refuse_changed
+from tidegate.pipeline.changed import declaration, horizon_remarks, is_same_server, refuse_changed
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.course import FINISHES_REFRESH, Attempt, Course, SyncOutcome
 from tidegate.pipeline.load import Load, Prepare
+from tidegate.pipeline.loaded import rows_ahead
+from tidegate.pipeline.passes import check_standing
 from tidegate.pipeline.stage import Reading, Staged, stage_batch
-from tidegate.postgres.catalog import database_identity
-from tidegate.postgres.connect import Connection
-from tidegate.sources.horizon import Memory, read_horizon
-from tidegate.sources.postgres import PostgresSource, snapshot
+from tidegate.postgres.catalog import database_identity, read_server
+from tidegate.postgres.connect import Connection, Snapshot
+from tidegate.sources.horizon import read_horizon
+from tidegate.sources.postgres import PostgresSource
+from tidegate.sources.reading import check_open
 
 
 @dataclass(slots=True)
@@ -38,13 +43,14 @@ class SyncWork:
     connection: Connection
     destination: Destination
     attempt: Attempt
-    memory: Memory
+    memory: Observations
     known_fingerprints: dict[str, Any]
     full_refresh: bool = False
     max_batches: int | None = None
     step: Callable[[LoadResult], None] = lambda _: None
     outcome: SyncOutcome = field(default_factory=SyncOutcome)
     _finishing: bool = False
+    _server: Server | None = None
 
     @property
     def _course(self) -> Course:
@@ -52,16 +58,28 @@ class SyncWork:
 
     def run(self) -> SyncOutcome:
         """Load until nothing is left below the horizon, or the limit of batches is reached."""
-        check_first_key(self.sync, self.source, self.connection, self._watermark())
+        before = self._watermark()
+        check_first_key(self.sync, self.source, self.connection, before)
         if self.source.null_policy is NullPolicy.RAISE:
             self.source.null_batch(self.connection)
         watermark = self._begin()
         refuse_changed(watermark, self.source, self.sync)
+        self.outcome.remarks += check_standing(
+            self.context, self.connection, self.source, watermark, self.sync
+        )
+        if not is_same_server(before, read_server(self.connection)):
+            # What was seen of another's values says nothing of those that this one will give out.
+            self.memory.forget()
         if self.source.cursor is not None:
             self.destination.check_present(watermark)
         for plan_batch in self._phases(watermark):
             self._course.follow(partial(self._load_next, plan_batch))
         self.outcome.watermark = self._watermark()
+        check_open(self.connection, self.source)
+        self.outcome.remarks += horizon_remarks(
+            self.connection, self.source.cursor, self.outcome.watermark, self.outcome.horizon
+        )
+        self.outcome.remarks += rows_ahead(self.connection, self.source)
         return self.outcome
 
     def _phases(self, start: Watermark) -> Iterator[Callable[[Watermark, Horizon], Batch | None]]:
@@ -95,16 +113,21 @@ class SyncWork:
         return self._course.begin_refresh(self._declare, self.source.cursor_type)
 
     def _declare(self, columns: Any) -> dict[str, Any]:
-        return declaration(self.sync, self.source, columns)
+        found = declaration(self.sync, self.source, columns)
+        if self.source.cursor is None:
+            return found
+        return {**found, "server": (self._server or read_server(self.connection)).to_json()}
 
     def _load_next(self, plan_batch: Callable[[Watermark, Horizon], Batch | None]) -> bool:
         """Plan and run one load; False when this phase has nothing more."""
         self.attempt.check_alive()
-        horizon = read_horizon(self.connection, self.source.cursor, self.memory)
-        self.outcome.horizon = horizon
+        check_open(self.connection, self.source)
+        if self.outcome.horizon is None:
+            # Fixed for the whole run, which would never end where writers are quicker than it.
+            self.outcome.horizon = read_horizon(self.connection, self.source.cursor, self.memory)
         watermark = self._watermark()
-        with snapshot(self.connection) as snapshot_name:
-            batch = plan_batch(watermark, horizon)
+        with self.context.reading(self.connection, self.source) as snapshot:
+            batch = plan_batch(watermark, self.outcome.horizon)
             if batch is None:
                 return False
             plan = self._plan(batch, watermark)
@@ -120,7 +143,9 @@ class SyncWork:
                 declare=self._declare,
                 staged=lambda rows: self._course.report("publishing", rows),
             )
-            result = load.run(self._stage(snapshot_name, batch), plan, watermark)
+            prepared = load.stage(self._stage(snapshot, batch), watermark)
+        # The source is free again while the rows are checked and published.
+        result = load.publish(prepared, plan, watermark)
         if result.already:
             self._course.check_moved(plan)
         if self._finishing and batch.kind is BatchKind.FULL:
@@ -134,10 +159,8 @@ class SyncWork:
         self.step(result)
         return not batch.is_last
 
-    def _stage(self, snapshot_name: str, batch: Batch) -> Callable[[Prepare], Staged]:
-        reading = Reading(
-            self.context, self.sync, self.source, self.connection, snapshot_name, batch
-        )
+    def _stage(self, snapshot: Snapshot, batch: Batch) -> Callable[[Prepare], Staged]:
+        reading = Reading(self.context, self.sync, self.source, self.connection, snapshot, batch)
 
         def stage(prepare: Prepare) -> Staged:
             return stage_batch(
@@ -156,6 +179,7 @@ class SyncWork:
         return batch.kind is BatchKind.NULLS or self.source.cursor is None
 
     def _plan(self, batch: Batch, watermark: Watermark) -> LoadPlan:
+        self._server = read_server(self.connection)
         identity = f"{database_identity(self.connection)}/{self.sync.source.relation}"
         return self._course.plan(identity, batch, watermark)
 
@@ -178,11 +202,13 @@ class SyncWork:
 
     def _lookback_batches(self, start: str) -> Callable[[Watermark, Horizon], Batch | None]:
         """(W - lookback, W] in bounded pieces; skipped when it is as it was when last loaded."""
-        reached: str | None = None
         skip = False
 
         def batch(watermark: Watermark, _: Horizon) -> Batch | None:
-            nonlocal reached, skip
+            nonlocal skip
+            loaded = [one.batch for one in self.outcome.loads]
+            pieces = [one.high for one in loaded if one.kind is BatchKind.LOOKBACK]
+            reached = pieces[-1] if pieces else None
             if skip or reached == start:
                 return None
             found = self.source.lookback_batch(self.connection, start, reached)
@@ -193,7 +219,6 @@ class SyncWork:
                 skip = self._unchanged(whole, watermark)
                 if skip:
                     return None
-            reached = found.high
             return found
 
         return batch
@@ -251,6 +276,7 @@ def refuse_duplicates(source: PostgresSource, connection: Connection, sync_name:
     if duplicate is not None:
         raise DeclarationError(
             f"sync {sync_name}: the key ({', '.join(source.key)}) of {source.table.relation} is "
-            f"not unique: {duplicate}",
+            f"not unique: one occurs {duplicate[1]} times",
             'choose a unique key, or set duplicates = "newest" to keep the newest row',
+            detail=f"the key {duplicate[0]} occurs {duplicate[1]} times",
         )

@@ -65,7 +65,7 @@ class TaskContext:
     def connect(self, connection: str) -> Connection:
         """A session on one of the project's databases; it is closed when the task ends."""
         self._context.settings.connection(connection)
-        return self._open.enter_context(self._context.databases.connect(connection))
+        return self._open.enter_context(self._context.databases.connect(connection, own_path=True))
 
     def progress(self, done: float, total: float | None = None, note: str | None = None) -> None:
         """Say how far the task has got, for whoever watches its job."""

@@ -52,6 +52,7 @@ def build_graph(
 ) -> TaskGraph:
     """Ask every task once whether it is complete and, where it is not, what it requires."""
     chosen = tuple(dict.fromkeys(roots))
+    asked_for = {one: one for one in chosen}
     complete: set[TaskRun] = set()
     asked = 0
 
@@ -68,7 +69,8 @@ def build_graph(
         if is_complete(step):
             complete.add(step)
             return ()
-        return requirements_of(tasks, step)
+        # A run that was asked for is the one that was asked for, whatever else requires it.
+        return [asked_for.get(one, one) for one in requirements_of(tasks, step)]
 
     try:
         graph = build(chosen, required)

@@ -15,8 +15,9 @@ from tidegate.pipeline.privileges import check_readable
 from tidegate.pipeline.stage import typed_columns
 from tidegate.pipeline.user_code import user_code
 from tidegate.postgres.catalog import describe_table
+from tidegate.postgres.identifiers import holds_own_sql
 from tidegate.postgres.types import spark_type
-from tidegate.sources.postgres import PostgresSource, snapshot
+from tidegate.sources.postgres import PostgresSource
 from tidegate.spark.copying import SnapshotReader
 
 if TYPE_CHECKING:
@@ -42,10 +43,7 @@ def read_table_frame(
         )
     from tidegate.spark.transforming import read_frame
 
-    connection = until.enter_context(
-        context.databases.connect(endpoint.connection, "tidegate source")
-    )
-    name = until.enter_context(snapshot(connection))
+    connection = until.enter_context(context.databases.connect_source(endpoint.connection))
     table = describe_table(connection, endpoint.relation)
     if table is None:
         raise SourceError(
@@ -64,10 +62,11 @@ def read_table_frame(
         where=None,
         tie_key=(),
     )
+    snapshot = until.enter_context(context.reading(connection, source))
     batch = Batch(BatchKind.FULL, rows=table.estimated_rows)
     reader = SnapshotReader(
         conninfo=context.databases.portable_conninfo(endpoint.connection),
-        snapshot=name,
+        snapshot=snapshot,
         statements=tuple(
             source.read_statements(
                 connection,
@@ -77,6 +76,7 @@ def read_table_frame(
                 parallelism=context.spark.parallelism(),
             )
         ),
+        own_path=holds_own_sql(source.relation),
     )
     columns = [
         (column.name, "string" if column.via_text else spark_type(column.wire))

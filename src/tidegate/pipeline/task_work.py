@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.control.task_markers import TaskMarkers
 from tidegate.destinations.destination import Destination
-from tidegate.errors import DeclarationError, TaskFailed, TidegateError
+from tidegate.errors import (
+    DeclarationError,
+    TaskFailed,
+    TidegateError,
+    words,
+)
 from tidegate.model.publish import Publish
-from tidegate.model.rules import Mode, Rules
+from tidegate.model.rules import Mode, RemovalLimit, Rules
 from tidegate.model.task import TaskRun
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.course import Attempt
@@ -99,12 +104,13 @@ class TaskWork:
 
         frame = _require_frame(self.run, returned)
         refuse_unreadable(frame)
-        publish = make_publish(self.run, list(frame.columns))
+        share = 1.0 if self.run.allow_removal else self.context.settings.safety.max_removed
+        publish = make_publish(self.run, list(frame.columns), max_removed=share)
         report = PublishWork(self.context, publish, frame, destination, self.attempt).run()
         return asdict(report)
 
 
-def make_publish(run: TaskRun, columns: list[str]) -> Publish:
+def make_publish(run: TaskRun, columns: list[str], *, max_removed: float = 1.0) -> Publish:
     """What shall happen to the rows of a task; refuses a slice that nothing names."""
     task = run.task
     assert task.target is not None
@@ -123,12 +129,14 @@ def make_publish(run: TaskRun, columns: list[str]) -> Publish:
                 f"returns ({', '.join(columns)})",
                 'return such a column, or use mode="merge" with a key, or mode="replace"',
             )
+    given = "".join(f" --param {name}=…" for name in task.signature.names)
+    limit = RemovalLimit.of(max_removed, f"tidegate run {task.name}{given} --allow-removal")
     return Publish(
         target=task.target,
         update_id=run.update_id,
         key=task.key,
         cursor=None,
-        rules=Rules(mode=task.mode, within=within),
+        rules=Rules(mode=task.mode, within=within, removal=limit),
         partitions=task.partitions,
     )
 
@@ -146,9 +154,7 @@ def _require_frame(run: TaskRun, value: object) -> DataFrame:
 
 
 def _failed(run: TaskRun, error: Exception, what: str = "") -> TaskFailed:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return TaskFailed(
-        f"{what}task {run} failed: {said}",
+        f"{what}task {run} failed: {words(error)}",
         "correct the function and run again; what is complete is not done again",
     )

@@ -75,8 +75,11 @@ def _notes(sync: Sync, found: Compared) -> list[str]:
         notes.append(f"{count:,} rows without a cursor were not compared")
     if found.keyless and sync.mode is Mode.APPEND:
         why = "append keeps every version here" if sync.key else "rows have no key here"
-        notes.append(f"{why}: each loaded row of the source must be there, at least as often")
-        if found.older:
+        notes.append(
+            f"{why}: each loaded row of the source must be there, at least as often, and no more "
+            "rows than its loads put in"
+        )
+        if found.older > 0:
             notes.append(
                 f"{found.older:,} more rows are there: older versions, or rows deleted since"
             )
@@ -101,7 +104,12 @@ def _way_out(sync: Sync, difference: Difference, found: Compared) -> str:
         reasons.append("missing rows came in below the watermark (late, or stamped low)")
     if difference.missing and found.keyless:
         reasons = ["missing rows came in late, or were changed without a higher cursor"]
-    if difference.extra:
+    if difference.extra and found.keyless and sync.mode is Mode.APPEND:
+        reasons.append(
+            "more rows are there than its loads put in: somebody else has written them, or a load "
+            "is in twice, as after a ledger was restored from a backup"
+        )
+    elif difference.extra:
         reasons.append("extra rows were deleted at the source, or written by somebody else")
         if sync.where is not None:
             reasons[-1] = (

@@ -8,6 +8,7 @@ sides, since the target has an older version of them or none.
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +20,7 @@ from tidegate.control.job_records import JobRecords
 from tidegate.destinations import merge
 from tidegate.destinations.lake_target import gone
 from tidegate.destinations.target import check_present
-from tidegate.errors import BusyError
+from tidegate.errors import BusyError, SourceBusy, SourceChanged, TidegateError
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.cursor import NullPolicy
@@ -32,16 +33,21 @@ from tidegate.model.watermark import Watermark
 from tidegate.pipeline.bags import compare_bags
 from tidegate.pipeline.cdc_source import CdcSource
 from tidegate.pipeline.cdc_waiting import Moved, send_waiting
-from tidegate.pipeline.changed import refuse_changed
+from tidegate.pipeline.changed import refuse_changed, refuse_shared
 from tidegate.pipeline.comparable import check_comparable
 from tidegate.pipeline.compare import NONE, Hashing, Side
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import passthrough_shape, resolve_source
 from tidegate.pipeline.lake_view import LakeView, look
-from tidegate.pipeline.loaded import loaded_condition, pending_condition, reads_whole
+from tidegate.pipeline.loaded import (
+    loaded_condition,
+    pending_condition,
+    reads_whole,
+    rows_ahead,
+)
 from tidegate.pipeline.opened import Examine, Opened, PostgresDifference, only_compare
+from tidegate.pipeline.opening import locks_as_busy
 from tidegate.pipeline.passes import check_standing
-from tidegate.pipeline.reading import read_only
 from tidegate.pipeline.sessions import Sessions
 from tidegate.pipeline.set_aside import leave_out_rejected, rejected_side, without_keys
 from tidegate.pipeline.sides import (
@@ -62,6 +68,7 @@ from tidegate.postgres.identifiers import column_list
 from tidegate.sources.postgres import PostgresSource
 
 _TRIES = 5
+_PAUSE_SECONDS = 0.25
 
 
 def verify_sync(context: Context, sync: Sync, examine: Examine = only_compare) -> Verification:
@@ -69,12 +76,21 @@ def verify_sync(context: Context, sync: Sync, examine: Examine = only_compare) -
 
     `examine` is given both sides where rows have a key, and says how they differ.
     """
+    busy: TidegateError | None = None
     try:
-        for _ in range(_TRIES):
-            with Sessions(context) as sessions, suppress(Moved):
-                return _Verifying(sessions, sync, examine).verify()
+        for tries in range(_TRIES):
+            if busy is not None:
+                time.sleep(_PAUSE_SECONDS * 2**tries)
+            try:
+                with Sessions(context) as sessions, suppress(Moved), locks_as_busy(sync):
+                    return _Verifying(sessions, sync, examine).verify()
+                busy = None
+            except (SourceBusy, SourceChanged) as error:
+                busy = error
     except psycopg.Error as error:
         raise translate(error, f"verifying {sync.name}") from error
+    if busy is not None:
+        raise busy
     refuse_lost(context, sync)
     raise BusyError(f"{sync.target} is being loaded all the while", "verify again when it is quiet")
 
@@ -96,9 +112,13 @@ class _Verifying:
     examine: Examine
 
     def verify(self) -> Verification:
+        connection = self.sessions.source(self.sync.source.connection)
+        source = resolve_source(connection, self.sync)
+        found = self._compare(connection, source)
+        return replace(found, notes=(*found.notes, *rows_ahead(connection, source)))
+
+    def _compare(self, connection: Connection, source: PostgresSource) -> Verification:
         sync = self.sync
-        connection = self.sessions.source(sync.source.connection)
-        source = resolve_source(connection, sync)
         target = self.sessions.target(sync.target.connection)
         view = None
         if self.sessions.context.is_lake(sync.target.connection):
@@ -112,13 +132,14 @@ class _Verifying:
                 Verdict.NEVER_RAN,
                 hint=f"tidegate run {sync.name}",
             )
+        refuse_shared(self.sessions.context, sync)
         refuse_changed(watermark, source, sync)
-        check_standing(connection, source, watermark, sync)
+        check_standing(self.sessions.context, connection, source, watermark, sync)
         if view is not None:
             return report(sync, self._compare_lake(connection, source, view))
         if describe_table(target, sync.target.relation) is None:
             check_present(target, sync.target.relation, watermark, sync.project)
-            with read_only(connection):
+            with self.sessions.context.reading(connection, source):
                 waiting = _count(
                     connection, source, pending_condition(source, watermark, nulls=False)
                 )
@@ -143,7 +164,7 @@ class _Verifying:
         if view.table is None:
             if watermark.rows_synced:
                 raise gone(None, sync.target.relation, watermark, sync.project)
-            return nothing_loaded(connection, source, watermark)
+            return nothing_loaded(self.sessions.context, connection, source, watermark)
         return LakeVerification(
             self.sessions,
             sync,
@@ -166,7 +187,7 @@ class _Verifying:
             loaded = Loaded.recorded(watermark.declaration, source.table.column_names)
             drift = check_comparable(target, sync, shape, loaded)
             rejected = leave_out_rejected(target, sync, table, shape)
-            with read_only(connection):
+            with self.sessions.context.reading(connection, source):
                 hashing = Hashing.between(connection, target)
                 nulls = self._nulls_loaded(connection, source)
                 if sync.changes == "cdc":
@@ -199,8 +220,9 @@ class _Verifying:
                     comparison = self.examine(opened)
                 else:
                     aside = rejected_side(target, sync, table, shape, watermark, hashing)
+                    sides = Side(connection, ours), Side(target, theirs)
                     comparison, older, count = compare_bags(
-                        Side(connection, ours), Side(target, theirs), hashing, sync.mode, aside
+                        *sides, hashing, sync.mode, self._put_in(target), aside
                     )
                     left_out = replace(left_out, rejected=count)
                 since = Since.NOTHING
@@ -232,6 +254,10 @@ class _Verifying:
     def watermark(self, target: Connection) -> Watermark:
         ledger = self.sessions.context.ledger(self.sync.target.connection)
         return Watermarks(ledger).get(target, self.sync.pipeline, str(self.sync.target.relation))
+
+    def _put_in(self, target: Connection) -> int:
+        ledger = self.sessions.context.ledger(self.sync.target.connection)
+        return Watermarks(ledger).rows_put_in(target, str(self.sync.target.relation))
 
     def _last_result(self) -> dict[str, Any]:
         control = self.sessions.control()

@@ -14,7 +14,7 @@ from psycopg import sql
 
 from tidegate.destinations.lake import LakeDestination
 from tidegate.destinations.lake_target import find_changes
-from tidegate.errors import BusyError, DestinationError, StagingLost
+from tidegate.errors import BusyError, StagingLost
 from tidegate.lake.reading import staged_batches
 from tidegate.model.batch import Batch
 from tidegate.model.identity import new_attempt_id
@@ -26,7 +26,9 @@ from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.bags import compare_bags
 from tidegate.pipeline.cdc_waiting import send_waiting
+from tidegate.pipeline.comparable import columns_changed
 from tidegate.pipeline.compare import LEFT_OUT, NONE, Hashing, Side
+from tidegate.pipeline.context import Context
 from tidegate.pipeline.declaration import lake_shape
 from tidegate.pipeline.lake_difference import LakeDifference
 from tidegate.pipeline.lake_mirror import (
@@ -46,14 +48,13 @@ from tidegate.pipeline.loaded import (
     waiting_batches,
 )
 from tidegate.pipeline.opened import Examine, Opened
-from tidegate.pipeline.reading import read_only
 from tidegate.pipeline.sessions import Sessions
 from tidegate.pipeline.sides import LeftOut, not_left_out, send_left_out, target_snapshot
 from tidegate.pipeline.stage import Reading, Staged, stage_batch
 from tidegate.pipeline.sync import tolerates_duplicates
 from tidegate.pipeline.verdict import Compared, Since
-from tidegate.postgres.connect import Connection
-from tidegate.sources.postgres import PostgresSource, snapshot
+from tidegate.postgres.connect import Connection, Snapshot
+from tidegate.sources.postgres import PostgresSource
 
 _TRIES = 3
 _SHOWN = 3
@@ -113,7 +114,7 @@ class LakeVerification:
             self._found(shape) as found,
             target_snapshot(target),
             # Taken last: what has changed since the lake was looked at lies above its watermark.
-            read_only(connection),
+            self.sessions.context.reading(connection, self.source) as snapshot,
         ):
             hashing = Hashing.between(connection, target)
             nulls = self.nulls_loaded()
@@ -127,6 +128,7 @@ class LakeVerification:
                 shape,
                 hashing,
                 loaded_condition(self.source, watermark, nulls=nulls),
+                snapshot,
             )
             if compared.comparison.difference is not None and reads_whole(self.source, self.sync):
                 compared = replace(compared, since=self.since(watermark))
@@ -186,9 +188,9 @@ class LakeVerification:
         connection, target = self._connection, self._target
         # An unfinished tie counts as not loaded: its rows are left out on both sides.
         even = replace(self.view.watermark, position=None)
-        with snapshot(connection) as name:
+        with self.sessions.context.reading(connection, self.source) as snapshot:
             nulls = self.nulls_loaded()
-            staging = _Staging(self, destination, attempt_id, connection, name)
+            staging = _Staging(self, destination, attempt_id, connection, snapshot)
             loaded = staging.stage(compared_batches(self.source, even, nulls=nulls))
             waiting = staging.stage(waiting_batches(self.source, even, nulls=nulls))
             shape = (loaded + waiting)[0].shape
@@ -224,6 +226,7 @@ class LakeVerification:
                     shape,
                     hashing,
                     loaded_condition(self.source, even, nulls=nulls),
+                    snapshot,
                 )
             if compared.comparison.difference is not None and reads_whole(self.source, self.sync):
                 compared = replace(compared, since=self.since(self.view.watermark))
@@ -237,6 +240,7 @@ class LakeVerification:
         shape: Shape,
         hashing: Hashing,
         loaded: sql.Composable,
+        snapshot: Snapshot,
     ) -> Compared:
         key = self._key(shape)
         rows = _side(found.rows, key, shape.names, hashing)
@@ -254,6 +258,7 @@ class LakeVerification:
                 self.sync,
                 self.source,
                 self._connection,
+                snapshot,
                 lake_columns(self.source, found.kinds),
                 loaded,
                 found,
@@ -263,7 +268,9 @@ class LakeVerification:
                 self.source, compared.watermark, hashing, expected, theirs, mending.stage
             )
             return replace(compared, comparison=self.examine(opened))
-        comparison, older, _ = compare_bags(expected, theirs, hashing, self.sync.mode, None)
+        comparison, older, _ = compare_bags(
+            expected, theirs, hashing, self.sync.mode, self.view.put_in
+        )
         return replace(compared, comparison=comparison, older=older, keyless=True)
 
     @contextmanager
@@ -318,7 +325,7 @@ class _Staging:
     destination: LakeDestination
     attempt_id: str
     connection: Connection
-    snapshot_name: str
+    snapshot: Snapshot
 
     def stage(self, batches: Sequence[Batch]) -> list[Staged]:
         return [self._stage(batch) for batch in batches]
@@ -336,7 +343,7 @@ class _Staging:
             self.work.sync,
             source,
             self.connection,
-            self.snapshot_name,
+            self.snapshot,
             replace(batch, rows=int(row[0])),
         )
         return stage_batch(
@@ -345,10 +352,10 @@ class _Staging:
 
 
 def nothing_loaded(
-    connection: Connection, source: PostgresSource, watermark: Watermark
+    context: Context, connection: Connection, source: PostgresSource, watermark: Watermark
 ) -> Compared:
     """Of a lake without the table, into which nothing was loaded so far."""
-    with read_only(connection):
+    with context.reading(connection, source):
         row = connection.execute(
             sql.SQL("SELECT count(*) FROM {} WHERE {}").format(
                 source.relation, pending_condition(source, watermark, nulls=False)
@@ -364,10 +371,7 @@ def _check_comparable(table: LakeTable, shape: Shape, sync: Sync) -> tuple[str, 
     if added or widened:
         changes = [f"column {name} is new" for name, _ in added]
         changes += [f"column {name} is {kind} now" for name, kind in widened]
-        raise DestinationError(
-            f"the source of {table.relation} changed since the last load: {'; '.join(changes)}",
-            f"let the target follow first: tidegate run {sync.name}; then verify again",
-        )
+        raise columns_changed(sync, tuple(changes), "verify again")
     known = {*shape.names, DELETED_AT} if sync.is_soft else set(shape.names)
     others = [one.name for one in table.fields if one.name not in known]
     if not others:

@@ -38,8 +38,8 @@ from tidegate.pipeline.stage import Reading, Staged, stage_batch
 from tidegate.pipeline.sync import tolerates_duplicates
 from tidegate.pipeline.verdict import Compared, Since
 from tidegate.postgres.catalog import describe_table
-from tidegate.postgres.connect import Connection
-from tidegate.sources.postgres import PostgresSource, snapshot
+from tidegate.postgres.connect import Connection, Snapshot
+from tidegate.sources.postgres import PostgresSource
 
 _TRIES = 3
 
@@ -88,10 +88,14 @@ class _Staging:
         watermark = self._watermark(target)
         # An unfinished tie counts as not loaded: its rows are left out on both sides.
         even = replace(watermark, position=None)
-        with snapshot(connection) as name:
+        with self.sessions.context.reading(connection, self.source) as snapshot:
             nulls = nulls_loaded()
-            loaded = self._stage(connection, name, compared_batches(self.source, even, nulls=nulls))
-            waiting = self._stage(connection, name, waiting_batches(self.source, even, nulls=nulls))
+            loaded = self._stage(
+                connection, snapshot, compared_batches(self.source, even, nulls=nulls)
+            )
+            waiting = self._stage(
+                connection, snapshot, waiting_batches(self.source, even, nulls=nulls)
+            )
             shape = (loaded + waiting)[0].shape
             # Only now: rows staged after a snapshot are not seen in it.
             with target_snapshot(target):
@@ -155,7 +159,9 @@ class _Staging:
             comparison = self.examine(opened)
             return replace(found, comparison=comparison, left_out=left_out, used_spark=True)
         aside = rejected_side(target, sync, table, shape, found.watermark, hashing)
-        comparison, older, count = compare_bags(*sides, hashing, sync.mode, aside)
+        ledger = Watermarks(self.sessions.context.ledger(sync.target.connection))
+        put_in = ledger.rows_put_in(target, str(sync.target.relation))
+        comparison, older, count = compare_bags(*sides, hashing, sync.mode, put_in, aside)
         return replace(
             found,
             comparison=comparison,
@@ -202,7 +208,7 @@ class _Staging:
         return merge.staged_rows(tables, shape, cast=True)
 
     def _stage(
-        self, connection: Connection, snapshot_name: str, batches: Sequence[Batch]
+        self, connection: Connection, snapshot: Snapshot, batches: Sequence[Batch]
     ) -> list[Staged]:
         return [
             stage_batch(
@@ -211,7 +217,7 @@ class _Staging:
                     self.sync,
                     self.source,
                     connection,
-                    snapshot_name,
+                    snapshot,
                     replace(batch, rows=self._count(connection, batch)),
                 ),
                 self.destination,

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from psycopg import errors as pg
 from psycopg import sql
 
 from tidegate.model.column import Column, RelationKind, Table
 from tidegate.model.identity import DatabaseIdentity
 from tidegate.model.relation import Relation
-from tidegate.postgres.connect import Connection
+from tidegate.model.server import Server
+from tidegate.postgres.connect import Connection, own_path
 from tidegate.postgres.identifiers import subquery
 
 FIRST_USER_OID = 16384
+_SCHEMA_PART = re.compile(r'^(?:"(?:[^"]|"")+"|[^."]+)\.')
+
+OPERATORS = """
+       (SELECT s.nspname::text
+        FROM pg_opclass c JOIN pg_am m ON m.oid = c.opcmethod AND m.amname = 'btree'
+        JOIN pg_amop a ON a.amopfamily = c.opcfamily AND a.amopstrategy = 3
+                      AND a.amoplefttype = c.opcintype AND a.amoprighttype = c.opcintype
+        JOIN pg_operator o ON o.oid = a.amopopr JOIN pg_namespace s ON s.oid = o.oprnamespace
+        WHERE c.opcdefault AND c.opcintype = base.oid AND s.nspname <> 'pg_catalog')
+"""
+"""where the comparisons of the type `base` are that its indexes go by, if not built in"""
 
 # A value travels in its own binary form when its type means the same in every server: built in,
 # with a send function, and not naming a catalog object. A domain travels as its base type,
 # however many domains lie in between.
-_TYPE = """
+_TYPE = f"""
        format_type(given.type, given.mod),
        format_type(base.oid, plain.typmod),
        base.oid >= %(first_user_oid)s OR base.typsend = 0 OR base.typname LIKE 'reg%%'
@@ -25,7 +39,10 @@ _TYPE = """
            OR coalesce(element.oid >= %(first_user_oid)s OR element.typname LIKE 'reg%%'
                        OR element.typtype = 'c', false),
        given.not_null OR plain.not_null,
-       given.generated
+       given.generated,
+       plain.oid::bigint,
+       plain.typmod,
+       {OPERATORS}
 """
 _TYPE_JOINS = """
 CROSS JOIN LATERAL (
@@ -72,7 +89,9 @@ ORDER BY i.indisprimary DESC, i.indexrelid
 """
 
 
-def describe_table(connection: Connection, relation: Relation) -> Table | None:
+def describe_table(
+    connection: Connection, relation: Relation, *, again: bool = True
+) -> Table | None:
     """The relation as it is now, or None when there is none of that name."""
     row = connection.execute(
         "SELECT c.oid, c.relkind, greatest(c.reltuples, 0)::bigint,"
@@ -87,6 +106,9 @@ def describe_table(connection: Connection, relation: Relation) -> Table | None:
     oid, kind, estimated_rows, pages, wholly = row
     parameters = {"oid": oid, "first_user_oid": FIRST_USER_OID}
     columns = _columns(connection, _COLUMNS, parameters)
+    if not columns and again:
+        # Dropped since it was looked up, and another may have its name.
+        return describe_table(connection, relation, again=False)
     primary: tuple[str, ...] = ()
     unique: list[tuple[str, ...]] = []
     leading: set[str] = set()
@@ -161,10 +183,20 @@ def _columns(
             via_text=via_text,
             not_null=not_null,
             generated=generated,
+            type_id=(type_oid, modifier),
+            operators=operators,
         )
-        for name, type_name, wire, via_text, not_null, generated in connection.execute(
-            sql.SQL(statement), parameters
-        )
+        for (
+            name,
+            type_name,
+            wire,
+            via_text,
+            not_null,
+            generated,
+            type_oid,
+            modifier,
+            operators,
+        ) in connection.execute(sql.SQL(statement), parameters)
     )
 
 
@@ -183,22 +215,72 @@ def database_identity(connection: Connection) -> DatabaseIdentity:
     """The server's own identifier where it may be read, else its address."""
     row = connection.execute(
         "SELECT current_database(),"
-        " has_function_privilege('pg_control_system()', 'execute'),"
         " coalesce(host(inet_server_addr()), 'local') || ':' || current_setting('port')"
     ).fetchone()
     assert row is not None
-    database, may_read, address = row
-    if may_read:
-        found = connection.execute("SELECT system_identifier FROM pg_control_system()").fetchone()
-        assert found is not None
-        return DatabaseIdentity(str(found[0]), database)
-    return DatabaseIdentity(str(address), database)
+    database, address = row
+    return DatabaseIdentity(_system(connection) or str(address), database)
 
 
-def type_exists(connection: Connection, type_name: str) -> bool:
-    """Whether a type written as Postgres formats it can be used here."""
+def _system(connection: Connection) -> str:
+    """The server's own identifier; empty where this role may not read it."""
+    found = _of_control_file(connection, "system_identifier", "pg_control_system")
+    return "" if found is None else str(found)
+
+
+def _of_control_file(connection: Connection, name: str, function: str) -> Any:
+    # The right is asked for first: the error would end the caller's transaction.
+    row = connection.execute(
+        "SELECT has_function_privilege(%s, 'execute')", (f"{function}()",)
+    ).fetchone()
+    if not (row and row[0]):
+        return None
+    found: Any = connection.execute(f"SELECT {name} FROM {function}()").fetchone()
+    return found[0]
+
+
+def read_server(connection: Connection) -> Server:
+    """Which server it is, and the end of what it has safely written, or a standby replayed."""
+    row = connection.execute(
+        "SELECT pg_is_in_recovery(),"
+        " (SELECT oid::text FROM pg_database WHERE datname = current_database())"
+    ).fetchone()
+    assert row is not None
+    is_standby, database = row
+    system = _system(connection)
+    if is_standby:
+        timeline = _of_control_file(connection, "timeline_id", "pg_control_checkpoint")
+        replayed = connection.execute("SELECT pg_last_wal_replay_lsn()::text").fetchone()
+        lsn = replayed[0] if replayed and replayed[0] else "0/0"
+        return Server(system, database, timeline or 0, lsn, is_standby=True)
+    try:
+        with connection.transaction():
+            found = connection.execute(
+                "SELECT left(pg_walfile_name(l), 8), l::text FROM pg_current_wal_flush_lsn() l"
+            ).fetchone()
+    except (pg.FeatureNotSupported, pg.InsufficientPrivilege, pg.UndefinedFunction):
+        # A server that is only like Postgres, or that somebody keeps for himself.
+        return Server(system, database, 0, "0/0")
+    assert found is not None
+    return Server(system, database, int(found[0], 16), found[1])
+
+
+def find_type(connection: Connection, type_name: str) -> str | None:
+    """A type as it is written here: of the same schema, or else of one in the role's own path."""
     row = connection.execute("SELECT to_regtype(%s) IS NOT NULL", (type_name,)).fetchone()
-    return bool(row and row[0])
+    if row and row[0]:
+        return type_name
+    *schema, plain = _SCHEMA_PART.split(type_name, maxsplit=1)
+    if not schema:
+        return None
+    with own_path(connection):
+        found = connection.execute("SELECT pg_catalog.to_regtype(%s)::oid", (plain,)).fetchone()
+    row = connection.execute(
+        "SELECT quote_ident(nspname) || '.' FROM pg_type t JOIN pg_namespace n"
+        " ON n.oid = t.typnamespace WHERE t.oid = %s::oid",
+        found,
+    ).fetchone()
+    return f"{row[0]}{plain}" if row else None
 
 
 def is_empty(connection: Connection, relation: sql.Composable) -> bool:

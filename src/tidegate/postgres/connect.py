@@ -7,14 +7,25 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import psycopg
 from psycopg import errors as pg
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
 
-from tidegate.errors import ConnectionFailed, DestinationError, LoadError, TidegateError
+from tidegate.errors import (
+    ConnectionFailed,
+    DestinationError,
+    LoadError,
+    TidegateError,
+    without_values,
+)
 from tidegate.postgres.conninfo import describe
+from tidegate.postgres.identifiers import holds_own_sql
 
 Connection = psycopg.Connection[Any]
 
@@ -22,11 +33,15 @@ MINIMUM_VERSION = 140000
 # What a session of ours is called while it is in a READ ONLY transaction, and only then.
 READER = "tidegate read"
 
+# Where others may create functions and operators, a better match of theirs would run as ours.
+PATH = "search_path = pg_catalog, pg_temp"
+OWN_PATH = "search_path TO DEFAULT"
+"""what the role, the database or the address says, for SQL that users wrote"""
 # Every session prints values alike, so that text from two servers can be compared.
 SESSION = (
     "SET TimeZone = 'UTC'; SET DateStyle = 'ISO, YMD'; SET IntervalStyle = 'postgres'; "
     "SET extra_float_digits = 1; SET bytea_output = 'hex'; SET xmloption = 'content'; "
-    "SET lc_monetary = 'C'"
+    f"SET lc_monetary = 'C'; SET {PATH}"
 )
 _ALIVE = {
     "connect_timeout": "10",
@@ -50,6 +65,7 @@ def connect(
             ),
             autocommit=True,
             prepare_threshold=None,
+            cursor_factory=_Cursor,
         )
     if connection.info.server_version < MINIMUM_VERSION:
         version = connection.info.server_version // 10000
@@ -62,10 +78,72 @@ def connect(
     return connection
 
 
-def begin_read_only(connection: Connection) -> None:
-    """Open a snapshot that can write nothing; its name says so to whoever looks for writers."""
-    connection.execute(
-        f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL application_name = '{READER}'"
+class _Cursor(psycopg.Cursor[Any]):
+    """Runs a statement that holds SQL of the user's by the role's own search_path."""
+
+    def execute(self, query: Any, *arguments: Any, **options: Any) -> Self:
+        if not holds_own_sql(query):
+            return super().execute(query, *arguments, **options)
+        with own_path(self.connection):
+            return super().execute(query, *arguments, **options)
+
+
+@contextmanager
+def own_path(connection: Connection) -> Iterator[None]:
+    """In here names are looked up as the role, the database or the address says."""
+    in_transaction = connection.info.transaction_status is not TransactionStatus.IDLE
+    with connection.cursor(row_factory=tuple_row) as cursor:
+        # A LOCAL one is rolled back with what failed.
+        cursor.execute(f"SHOW search_path; SET {'LOCAL' if in_transaction else ''} {OWN_PATH}")
+        before = cursor.fetchone()
+    try:
+        yield
+    finally:
+        usable = (TransactionStatus.IDLE, TransactionStatus.INTRANS)
+        if connection.info.transaction_status in usable:
+            connection.execute(
+                "SELECT pg_catalog.set_config('search_path', %s, %s)",
+                (before[0] if before else "", in_transaction),
+            )
+
+
+def begin_read_only(connection: Connection, application: str = READER) -> None:
+    """Open a snapshot that can write nothing; its name says so to all who look for writers."""
+    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    connection.execute(sql.SQL("SET LOCAL application_name = {}").format(sql.Literal(application)))
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a session sees, under a name by which others see the same while it lasts."""
+
+    name: str
+    application: str = READER
+    """what the sessions that read in it are called, so that they can be ended together"""
+    lock_seconds: float = 0
+    """how long each of them waits for a lock at most; 0: as long as it takes"""
+
+    def entering(self) -> tuple[str, ...]:
+        """The statements with which another session comes to see it."""
+        return (
+            own_timeouts_statement(self.lock_seconds),
+            "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
+            f"SET TRANSACTION SNAPSHOT '{self.name}'",
+        )
+
+
+def own_timeouts(connection: Connection, lock_seconds: float) -> None:
+    """Let no timeout of the role or database end this session's work; locks it waits for do."""
+    connection.execute(own_timeouts_statement(lock_seconds))
+
+
+def own_timeouts_statement(lock_seconds: float) -> str:
+    """What sets them, in whatever version of the server knows which of them."""
+    return (
+        "SELECT pg_catalog.set_config(name, CASE name WHEN 'lock_timeout'"
+        f" THEN '{int(lock_seconds * 1000)}' ELSE '0' END, false) FROM pg_catalog.pg_settings"
+        " WHERE name IN ('statement_timeout', 'idle_in_transaction_session_timeout',"
+        " 'idle_session_timeout', 'transaction_timeout', 'lock_timeout')"
     )
 
 
@@ -117,10 +195,13 @@ def _first_line(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The database's own words, without its context lines."""
-    if isinstance(error, psycopg.Error) and error.diag.message_primary:
-        return error.diag.message_primary
-    return _first_line(str(error))
+    """The database's own words, without its context lines, and without values of rows."""
+    if not isinstance(error, psycopg.Error):
+        return _first_line(str(error))
+    said = error.diag.message_primary or _first_line(str(error))
+    # Data exceptions quote the value; what others quote are names.
+    is_about_value = (error.sqlstate or "").startswith("22") and "encoding" not in said
+    return without_values(said) if is_about_value else said
 
 
 _ENDED = (
@@ -141,6 +222,12 @@ def session_lost(error: BaseException) -> bool:
 
 def translate(error: psycopg.Error, doing: str) -> TidegateError:
     """A driver error as one of ours: what was being done, what Postgres said, what to do."""
+    found = _translate(error, doing)
+    found.detail = str(error)
+    return found
+
+
+def _translate(error: psycopg.Error, doing: str) -> TidegateError:
     said = first_line(error)
     if isinstance(error, pg.InsufficientPrivilege):
         return DestinationError(f"{doing}: {said}", "grant the right, or connect as another role")
@@ -163,4 +250,18 @@ def translate(error: psycopg.Error, doing: str) -> TidegateError:
             f"{doing}: the database connection was lost ({said})",
             "run again; what was published stays published, the rest is repeated",
         )
-    return LoadError(f"{doing}: {said}", error.diag.message_hint or error.diag.message_detail)
+    if isinstance(error, pg.UndefinedTable | pg.UndefinedFunction) and error.diag.context:
+        return LoadError(
+            f"{doing}: {said}",
+            "a function is at work that names it without its schema, and sessions of Tidegate "
+            "search pg_catalog alone: write the schema there, or ALTER FUNCTION … SET search_path",
+        )
+    return LoadError(f"{doing}: {said}", error.diag.message_hint or dependents(error))
+
+
+def dependents(error: psycopg.Error) -> str | None:
+    """What the database says besides; of rows that it does not take it would show what is in them.
+
+    That is in the log of the machine, and `tidegate why` finds it."""
+    is_about_rows = (error.sqlstate or "").startswith(("22", "23"))
+    return None if is_about_rows else error.diag.message_detail

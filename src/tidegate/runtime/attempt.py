@@ -32,15 +32,18 @@ class LiveAttempt:
     lease: Lease
     fence: Fence
     actor: str
+    _plan: dict[str, Any] | None = None
 
     @property
     def stored_plan(self) -> dict[str, Any] | None:
-        return self.claim.plan
+        """The plan that was stored last, by this attempt or the one before."""
+        return self.claim.plan if self._plan is None else self._plan
 
     def store_plan(self, plan: dict[str, Any] | None) -> None:
         self._require(
             self.control.write(lambda control: self.jobs.store_plan(control, self.claim, plan))
         )
+        self._plan = plan
 
     def report(self, progress: dict[str, Any]) -> None:
         """Say what is being done now, for whoever watches."""

@@ -15,7 +15,8 @@ from tidegate.model.load import LoadResult
 from tidegate.model.sync import Sync
 from tidegate.pipeline.backfill import BackfillWork, read_range, refuse_backfill
 from tidegate.pipeline.context import Context
-from tidegate.pipeline.opening import OpenSource, open_source
+from tidegate.pipeline.course import SyncOutcome
+from tidegate.pipeline.opening import OpenSource, Source, open_source, work_through
 from tidegate.runtime.attempt import LiveAttempt
 from tidegate.runtime.heartbeat import Heartbeat
 from tidegate.runtime.loading import CommandedLoads, record_load
@@ -50,11 +51,32 @@ def backfill_sync(
                 record_load(attempt, load)
                 step(load, number, len(wanted.bounds))
 
-            report = BackfillWork(
-                context, sync, source, connection, destination, attempt, wanted, loaded
-            ).run()
-            reports.append(report)
-            return asdict(report)
+            outcome = SyncOutcome()
+
+            def read(opened: Source) -> None:
+                assert isinstance(opened, OpenSource)
+                report = BackfillWork(
+                    context=context,
+                    sync=sync,
+                    source=opened.source,
+                    connection=opened.connection,
+                    destination=destination,
+                    attempt=attempt,
+                    range=wanted,
+                    step=loaded,
+                    outcome=outcome,
+                ).run()
+                reports.append(report)
+
+            work_through(
+                context,
+                sync,
+                opened,
+                read,
+                check_alive=attempt.check_alive,
+                progress=lambda: len(outcome.loads),
+            )
+            return asdict(reports[0])
 
         payload = {
             "from": wanted.low,

@@ -58,7 +58,7 @@ def end_cancel(
     if destination is not None:
         fence_out(context.plane, control, context.control_id(), destination)
         reach("cancel.fenced")
-        published = is_published(destination, cancelling.plan, cancelling.payload)
+        published = is_published(destination, None, cancelling.plan, cancelling.payload)
     status = JobStatus.DONE if published else JobStatus.CANCELLED
     Cancels(context.plane).finish(
         control,

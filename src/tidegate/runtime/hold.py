@@ -13,13 +13,14 @@ from tidegate.control.jobs import Jobs
 from tidegate.control.tokens import Tokens
 from tidegate.control.workers import user_name
 from tidegate.destinations.destination import Destination
-from tidegate.errors import StaleAttempt
+from tidegate.errors import CommitUnknown, StaleAttempt, words
 from tidegate.ledger.fences import Fence
 from tidegate.model.job import JobRequest, JobStatus
 from tidegate.model.relation import Endpoint
 from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.attempt import raise_fence
+from tidegate.runtime.attempt_session import AttemptSession
 from tidegate.runtime.claiming import claim_table, open_heartbeat, table_resource
 from tidegate.runtime.recording import record_end, record_start
 
@@ -67,19 +68,35 @@ def hold_table(
         )
         claim = claimed.claim
         lease = heartbeat.hold(claim, since=claimed.since, interrupt=lambda: None)
+        session = AttemptSession(context.plane, control, heartbeat, lease)
         record_start(context, control, claim)
         try:
             fence = raise_fence(
                 destination, Tokens(context.plane), control, claim, context.control_id()
             )
-            yield Hold(destination, fence, control, lease.check_alive)
-        except BaseException as error:
-            with suppress(psycopg.Error):
-                jobs.finish(control, claim, JobStatus.FAILED, actor=actor, error=str(error))
-            record_end(context, control, claim, error)
-            raise
+            try:
+                yield Hold(destination, fence, control, lease.check_alive)
+            except CommitUnknown:
+                # Whether it is in is not known, so nobody may call the job failed: whoever takes
+                # it back finds out.
+                raise
+            except BaseException as error:
+                with suppress(psycopg.Error):
+                    jobs.finish(control, claim, JobStatus.FAILED, actor=actor, error=words(error))
+                record_end(context, control, claim, error)
+                raise
+            lease.settle()
+            won = session.write(
+                lambda control: (
+                    jobs.finish(control, claim, JobStatus.DONE, actor=actor, result=result)
+                    # Or it was done, and the answer was lost.
+                    or jobs.outcome(control, claim) == JobStatus.DONE
+                )
+            )
+            if not won:
+                raise StaleAttempt(f"the attempt {claim.attempt_id} was replaced by another")
+            record_end(context, session.connection, claim)
         finally:
             heartbeat.drop(lease)
-        if not jobs.finish(control, claim, JobStatus.DONE, actor=actor, result=result):
-            raise StaleAttempt(f"the attempt {claim.attempt_id} was replaced by another")
-        record_end(context, control, claim)
+            if session.connection is not control:
+                session.connection.close()

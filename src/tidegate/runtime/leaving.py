@@ -61,7 +61,7 @@ def _leave(context: Context, control: Connection, claim: Claim, actor: str, reas
     destination = destination_of_job(context, claim.kind, claim.payload)
     if destination is not None:
         fence_out(context.plane, control, context.control_id(), destination)
-        published = is_published(destination, claim.plan, claim.payload)
+        published = is_published(destination, claim.attempt_id, claim.plan, claim.payload)
     return jobs.finish(
         control,
         claim,

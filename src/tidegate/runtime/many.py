@@ -9,7 +9,11 @@ from dataclasses import dataclass
 
 import psycopg
 
-from tidegate.errors import LoadError, TidegateError
+from tidegate.errors import (
+    LoadError,
+    TidegateError,
+    words,
+)
 from tidegate.log import log
 from tidegate.model.load import LoadResult
 from tidegate.model.sync import Sync
@@ -86,7 +90,7 @@ def _run_all(
             return SyncEnd(sync, error=translate(error, f"sync {sync.name}"))
         except Exception as error:
             log.exception("run_failed", sync=sync.name)
-            return SyncEnd(sync, error=LoadError(f"{type(error).__name__}: {error}"))
+            return SyncEnd(sync, error=LoadError(words(error)))
 
     pool = ThreadPoolExecutor(max(1, min(concurrency, len(syncs))), "tidegate-run")
     try:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import random
-import threading
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import psycopg
-
 from tidegate.control.notices import Notices, Outgoing
-from tidegate.errors import TidegateError
 from tidegate.failpoints import reach
 from tidegate.log import log
 from tidegate.model.backoff import Backoff
 from tidegate.pipeline.context import Context
-from tidegate.postgres.connect import Connection, first_line
+from tidegate.postgres.connect import Connection
 from tidegate.runtime import notice_command, webhook
 from tidegate.runtime.delivery import NotDelivered
 from tidegate.runtime.lease import now
+from tidegate.runtime.loop import Loop, reason
 
 _LEASE_SECONDS = 120.0
 _GIVE_UP_SECONDS = 86_400.0
@@ -51,6 +48,8 @@ class Notifier:
     ) -> None:
         self._settings = context.settings.notify
         self._root = context.settings.root
+        self._connect = context.plane.connect
+        self._interval_seconds = context.settings.worker.sweep_seconds
         self._keep_seconds = context.settings.worker.keep_jobs_seconds
         self._backoff = backoff
         self._webhook_timeout = webhook_timeout_seconds
@@ -62,6 +61,17 @@ class Notifier:
             self._settings.channels,
             self._settings.on,
             self._settings.repeat_after_seconds,
+        )
+
+    def loop(self) -> Loop:
+        """Notifying, for as long as it runs; when it stops, a message that is under way is left to
+        whoever looks after its lease."""
+        return Loop(
+            "notifier",
+            lambda control: asdict(self.run_once(control)),
+            self._connect,
+            interval_seconds=self._interval_seconds,
+            leave_seconds=_LEAVE_SECONDS,
         )
 
     def run_once(self, control: Connection) -> Notified:
@@ -97,6 +107,9 @@ class Notifier:
             self.send(one.channel, one.document)
         except NotDelivered as error:
             return self._put_off(control, one, error)
+        except Exception as error:
+            # One that cannot even be tried waits its turn, and stops no other.
+            return self._put_off(control, one, NotDelivered(f"not sent: {reason(error)}"))
         reach("notice.delivered")
         self.notices.end(control, one, "delivered", None)
         return "delivered"
@@ -113,44 +126,3 @@ class Notifier:
         self.notices.put_off(control, one, delay, error.message)
         log.warning("notice_not_delivered", tries=one.tries, **told)
         return "put_off"
-
-
-class NotifyLoop:
-    """A thread that notifies at an interval, over a session of its own."""
-
-    def __init__(self, notifier: Notifier, context: Context, interval_seconds: float) -> None:
-        self.notifier = notifier
-        self._context = context
-        self._interval = interval_seconds
-        self._control: Connection | None = None
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tidegate-notifier", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End soon; a message that is under way is left to whoever looks after its lease."""
-        self._stopping.set()
-        self._thread.join(_LEAVE_SECONDS)
-
-    def notify(self) -> None:
-        """One look; what goes wrong is told, and tried again the next time."""
-        try:
-            if self._control is None or self._control.closed:
-                self._control = self._context.plane.connect()
-            notified = self.notifier.run_once(self._control)
-        except (psycopg.Error, TidegateError) as error:
-            log.warning("notifying_failed", error=first_line(error))
-            if self._control is not None:
-                self._control.close()
-            return
-        if notified != Notified():
-            log.info("notified", **asdict(notified))
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            self.notify()
-            self._stopping.wait(self._interval * random.uniform(0.75, 1.25))
-        if self._control is not None:
-            self._control.close()

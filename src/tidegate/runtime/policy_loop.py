@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from tidegate.control.lake_tables import CachedTable, LakeTables
 from tidegate.control.maintenance import MaintenanceJobs
-from tidegate.errors import TidegateError
 from tidegate.log import log
 from tidegate.model.health import assess
 from tidegate.model.job import LockAt, Submitted
@@ -16,6 +15,7 @@ from tidegate.model.recommendation import recommend
 from tidegate.model.relation import Endpoint
 from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
+from tidegate.runtime.loop import Loop, reason
 from tidegate.runtime.maintaining import submit_maintenance, table_holder
 
 ACTOR = "policy"
@@ -40,6 +40,15 @@ class PolicyKeeper:
         self._tables = LakeTables(context.plane, project)
         self._jobs = MaintenanceJobs(context.plane, project)
 
+    def loop(self) -> Loop:
+        """Following policy, for as long as it runs; a refresh of the table cache wakes it."""
+        return Loop(
+            "policy",
+            lambda control: {"queued": self.run_once(control).queued},
+            self._context.plane.connect,
+            interval_seconds=self._context.settings.maintenance.refresh_seconds,
+        )
+
     def run_once(self, control: Connection) -> Queued:
         """Look at each table that wants it; one that cannot be decided does not stop the others."""
         queued = looked_at = 0
@@ -49,8 +58,10 @@ class PolicyKeeper:
             looked_at += 1
             try:
                 queued += self._decide(control, target, policy)
-            except TidegateError as error:
-                log.warning("maintenance_not_queued", table=str(target), error=error.message)
+            except Exception as error:
+                if control.closed:
+                    raise
+                log.warning("maintenance_not_queued", table=str(target), error=reason(error))
         return Queued(queued, looked_at)
 
     def _wanted(self, control: Connection) -> list[tuple[Endpoint, Policy]]:

@@ -15,11 +15,15 @@ from tidegate.control.plane import ControlPlane
 from tidegate.control.tokens import Tokens
 from tidegate.destinations.destination import Destination
 from tidegate.ledger.fences import Fence, FenceTooLow
+from tidegate.ledger.watermarks import Watermarks
 from tidegate.model.backoff import Backoff
 from tidegate.model.job import PUBLISH
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.attempt import tell_restored
 from tidegate.runtime.recording import settle_job
+
+ADOPT = "tidegate adopt"
+"""the command whose job is done once a watermark was moved by it"""
 
 
 def reclaim_dead(
@@ -61,7 +65,7 @@ def bury(
         actor,
         # The first crash costs nothing; a job that kills its workers must not kill them all day.
         delay_seconds=backoff.seconds(dead.crash_count, random.random()),
-        published=is_published(destination, dead.plan, dead.payload),
+        published=is_published(destination, dead.attempt_id, dead.plan, dead.payload),
         # Its DataFrame died with its process; as a waiting job it would only block the table.
         last=dead.kind == PUBLISH,
     )
@@ -101,9 +105,16 @@ def fence_out(
 
 
 def is_published(
-    destination: Destination, plan: dict[str, Any] | None, payload: dict[str, Any]
+    destination: Destination,
+    attempt_id: str | None,
+    plan: dict[str, Any] | None,
+    payload: dict[str, Any],
 ) -> bool:
     """Whether the last load that a job had to do is in, told under a raised fence."""
+    if payload.get("command") == ADOPT and attempt_id is not None:
+        with destination.open() as connection:
+            watermarks = Watermarks(destination.ledger)
+            return watermarks.was_moved_by(connection, str(destination.relation), attempt_id)
     if plan is not None and plan.get("final"):
         return destination.exists(str(plan["update_id"]))
     # Of a DataFrame there is nothing to plan.

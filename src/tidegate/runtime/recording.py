@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import LiteralString
 from uuid import UUID
@@ -13,6 +15,7 @@ from psycopg import errors as pg
 from tidegate.control.plane import ControlPlane
 from tidegate.control.task_months import TaskMonths
 from tidegate.control.task_records import TaskRecords
+from tidegate.errors import safe_traceback
 from tidegate.log import log
 from tidegate.model.job import NOTHING, Claim
 from tidegate.pipeline.context import Context
@@ -20,6 +23,7 @@ from tidegate.postgres.connect import Connection
 from tidegate.spark.measures import spark_measures
 
 _LONGEST_TRACEBACK = 20_000
+_LARGEST_LOG = 10_000_000
 _SOON: LiteralString = "SET LOCAL lock_timeout = '1s'; SET LOCAL statement_timeout = '3s'"
 _QUICKLY: LiteralString = _SOON + "; SET LOCAL synchronous_commit = off"
 
@@ -43,11 +47,13 @@ def record_end(
     context: Context, connection: Connection, claim: Claim, error: BaseException | None = None
 ) -> None:
     """Tell how an attempt ended, after its job knows."""
+    if error is not None:
+        _log_failure(context, claim, error)
     if not _is_recorded(context, claim):
         return
     text = None
     if error is not None:
-        text = "".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:]
+        text = safe_traceback(error)[-_LONGEST_TRACEBACK:]
     records = TaskRecords(context.plane)
     measures = spark_measures(claim.attempt_id)
     metrics = None if measures is None else {"spark": measures}
@@ -59,6 +65,28 @@ def record_end(
         # told.
         _QUICKLY if text is None else _SOON,
     )
+
+
+def _log_failure(context: Context, claim: Claim, error: BaseException) -> None:
+    """All that is known goes into the log of this machine, for its owner alone: rows may show."""
+    folder = context.settings.state_directory / "logs"
+    whole = "".join(traceback.format_exception(error))
+    detail = getattr(error, "detail", None)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "failures.log"
+        with suppress(FileNotFoundError):
+            if path.stat().st_size > _LARGEST_LOG:
+                path.replace(path.with_suffix(".log.1"))
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(handle, "a", encoding="utf-8") as file:
+            file.write(
+                f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}Z {claim.kind} {claim.name}"
+                f" job={claim.job_id} attempt={claim.attempt_id}\n{whole}"
+                + (f"{detail}\n" if detail and detail not in whole else "")
+            )
+    except OSError as problem:
+        log.warning("failure_not_logged", error=str(problem))
 
 
 def settle_job(plane: ControlPlane, connection: Connection, job_id: UUID) -> None:

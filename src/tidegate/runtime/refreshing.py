@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
@@ -18,6 +16,7 @@ from tidegate.pipeline.context import Context
 from tidegate.pipeline.orphan_estimate import estimate_orphans
 from tidegate.pipeline.target_facts import read_target_facts
 from tidegate.postgres.connect import Connection
+from tidegate.runtime.loop import Loop, reason
 
 _ABANDONED_SECONDS = 600.0
 """whoever refreshes for longer without having tried anew may be stopped; others go on"""
@@ -54,6 +53,20 @@ class Refresher:
         """The connections that are lakes."""
         return [one for one in self._context.settings.connections if self._context.is_lake(one)]
 
+    def loop(self, then: Callable[[], None] = lambda: None) -> Loop:
+        """Refreshing, for as long as it runs; `then` is called after each refresh."""
+        interval = self._context.settings.maintenance.refresh_seconds
+
+        def refresh(control: Connection) -> dict[str, int]:
+            # Several processes refresh one project about as often as one would.
+            done = asdict(self.run_once(control, younger_seconds=interval / 2))
+            then()
+            return {name: done[name] for name in ("read", "removed", "unreadable", "failed")}
+
+        loop = Loop("refresher", refresh, self._context.plane.connect, interval_seconds=interval)
+        self._is_stopping = lambda: loop.is_stopping
+        return loop
+
     def run_once(self, control: Connection, *, younger_seconds: float = 0.0) -> Refreshed:
         """Look at every lake that was last tried so many seconds ago or more.
 
@@ -79,9 +92,9 @@ class Refresher:
         try:
             found = list_locations(self._context.catalog(lake))
         except Exception as error:
-            reason = _reason(error)
-            self._tables.note_failed(control, lake, reason)
-            log.warning("catalog_not_listed", catalog=lake, error=reason)
+            words = reason(error)
+            self._tables.note_failed(control, lake, words)
+            log.warning("catalog_not_listed", catalog=lake, error=words)
             return Refreshed(failed=1)
         with control.transaction():
             known = self._tables.see(control, lake, list(found))
@@ -105,9 +118,9 @@ class Refresher:
         except Exception as error:
             if control.closed:
                 raise
-            reason = _reason(error)
-            self._tables.mark(control, target, reason)
-            log.warning("table_not_read", table=str(target), error=reason)
+            words = reason(error)
+            self._tables.mark(control, target, words)
+            log.warning("table_not_read", table=str(target), error=words)
             return Refreshed(unreadable=1)
         return Refreshed(read=1) if there else Refreshed(removed=1)
 
@@ -144,7 +157,7 @@ def _estimate(
     except (psycopg.Error, TidegateError) as error:
         if control.closed:
             raise
-        log.warning("orphans_not_estimated", catalog=lake, error=_reason(error))
+        log.warning("orphans_not_estimated", catalog=lake, error=reason(error))
         return
     cache = LakeTables(context.plane, context.settings.project.name)
     cache.put_orphans(control, lake, {one.relation: found[one] for one in found})
@@ -160,67 +173,7 @@ def note_written(context: Context, control: Connection, target: Endpoint, *, ane
         if anew or tables.get(control, target) is None:
             refresh_table(context, control, target)
     except Exception as error:
-        log.warning("table_not_cached", table=str(target), error=_reason(error))
-
-
-class RefreshLoop:
-    """A thread that refreshes at an interval, over a session of its own.
-
-    `then` is done after each refresh that found something to look at, whoever did it.
-    """
-
-    def __init__(
-        self, context: Context, then: Callable[[Connection], object] = lambda _: None
-    ) -> None:
-        self._stopping = threading.Event()
-        self.refresher = Refresher(context, self._stopping.is_set)
-        self._context = context
-        self._interval = context.settings.maintenance.refresh_seconds
-        self._then = then
-        self._control: Connection | None = None
-        self._thread = threading.Thread(target=self._run, name="tidegate-refresher", daemon=True)
-
-    def start(self) -> None:
-        """Start refreshing; without a lake there is nothing to start."""
-        if self.refresher.lakes:
-            self._thread.start()
-
-    def stop(self) -> None:
-        """End after the table that is being read."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def refresh(self) -> Refreshed | None:
-        """One refresh and what follows it; None when it failed, which is told."""
-        try:
-            if self._control is None or self._control.closed:
-                self._control = self._context.plane.connect()
-            # Several processes refresh one project about as often as one would.
-            done = self.refresher.run_once(self._control, younger_seconds=self._interval / 2)
-            if not self._stopping.is_set():
-                self._then(self._control)
-        except Exception as error:
-            # Whatever it was: a loop that has ended would say nothing at all.
-            log.warning("refresh_failed", error=_reason(error), exc_info=not _is_ours(error))
-            if self._control is not None:
-                self._control.close()
-            return None
-        if done.read or done.removed:
-            log.info("tables_refreshed", **asdict(done))
-        return done
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            self.refresh()
-            # Not all processes at once.
-            self._stopping.wait(self._interval * random.uniform(0.75, 1.25))
-        if self._control is not None:
-            self._control.close()
-
-
-def _is_ours(error: Exception) -> bool:
-    return isinstance(error, psycopg.Error | TidegateError)
+        log.warning("table_not_cached", table=str(target), error=reason(error))
 
 
 def _age(tried: CachedCatalog | None) -> float | None:
@@ -228,12 +181,3 @@ def _age(tried: CachedCatalog | None) -> float | None:
     if tried is None or tried.tried_at is None:
         return None
     return (tried.asked_at - tried.tried_at).total_seconds()
-
-
-def _reason(error: Exception) -> str:
-    """One line; the words of a library may hold what nobody should read, so only its kind."""
-    if isinstance(error, TidegateError):
-        return error.message.splitlines()[0]
-    if isinstance(error, psycopg.Error):
-        return str(error).partition("\n")[0]
-    return f"it cannot be read: {type(error).__name__}"

@@ -12,7 +12,7 @@ from tidegate.model.load import LoadResult
 from tidegate.model.sync import Sync
 from tidegate.model.verification import Repair, Verdict, Verification
 from tidegate.pipeline.context import Context
-from tidegate.pipeline.repair import RepairWork, refuse_repair
+from tidegate.pipeline.repair import RepairWork, refuse_repair, was_stopped
 from tidegate.pipeline.verify import verify_sync
 from tidegate.runtime.attempt import LiveAttempt
 from tidegate.runtime.heartbeat import Heartbeat
@@ -26,15 +26,21 @@ def repair_sync(
     sync: Sync,
     heartbeat: Heartbeat,
     *,
+    allow_removal: bool = False,
     step: Callable[[LoadResult], None] = lambda _: None,
 ) -> Verification:
     """What a comparison finds after all that differed was loaded again.
 
-    Where nothing differs, nothing is written. The target is held only from the second comparison
+    Where nothing differs, no row is written. The target is held only from the second comparison
     on, so that loads go on beside the first.
     """
+    if allow_removal:
+        sync = replace(sync, max_removed=1.0)
     found = verify_sync(context, sync)
-    if found.verdict is not Verdict.UNEQUAL:
+    if found.verdict is not Verdict.UNEQUAL and not (
+        found.verdict is Verdict.EQUAL
+        and was_stopped(context.destination(sync.target).watermark(sync.pipeline))
+    ):
         return found
     refuse_repair(sync)
     done: list[RepairWork] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -22,11 +22,12 @@ from tidegate.model.load import LoadResult
 from tidegate.model.sync import Sync
 from tidegate.pipeline.cdc_source import leave_slots
 from tidegate.pipeline.cdc_sync import CdcWork
-from tidegate.pipeline.changed import refuse_moved
+from tidegate.pipeline.changed import refuse_moved, take_table
+from tidegate.pipeline.comparable import follow_columns
 from tidegate.pipeline.context import Context
-from tidegate.pipeline.course import SyncOutcome
+from tidegate.pipeline.course import Course, SyncOutcome
 from tidegate.pipeline.lake_sync import LakeSyncWork
-from tidegate.pipeline.opening import Source, open_source
+from tidegate.pipeline.opening import Source, open_source, work_through
 from tidegate.pipeline.snapshot_sync import SnapshotWork
 from tidegate.pipeline.sync import SyncWork
 from tidegate.postgres.connect import Connection, translate
@@ -44,6 +45,8 @@ class RunOptions:
     full_refresh: bool = False
     max_batches: int | None = None
     take_over: bool = False
+    allow_removal: bool = False
+    """more of the target may go than [safety] max_removed says"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ class Runner:
         """Run one sync to its horizon; refuses bad declarations before anything is written."""
         options = options or RunOptions()
         with self._sessions(sync) as (source, control):
-            refuse_moved(self._context, control, sync)
+            refuse_moved(self._context, control, sync, take_over=options.take_over)
             claimed = claim_table(
                 self._context,
                 control,
@@ -134,13 +137,31 @@ class Runner:
         *,
         retries: bool = False,
     ) -> RunReport:
+        if options.allow_removal:
+            sync = replace(sync, max_removed=1.0)
         destination = self._context.destination(sync.target, sync.layout)
         destination.sweep(lambda: self._jobs.live_attempts(control))
         outcome = SyncOutcome()
         records = JobRecords(self._context.plane)
 
+        def course(attempt: LiveAttempt) -> Course:
+            return Course(sync, destination, attempt, outcome)
+
         def work(attempt: LiveAttempt) -> dict[str, Any]:
+            work_through(
+                self._context,
+                sync,
+                source,
+                partial(read, attempt),
+                check_alive=attempt.check_alive,
+                progress=lambda: len(outcome.loads),
+            )
+            return _result(outcome)
+
+        def read(attempt: LiveAttempt, source: Source) -> None:
             step = partial(self._loaded, sync, attempt)
+            if options.take_over:
+                take_table(destination, sync, attempt.fence)
             if isinstance(source, LakeSource):
                 LakeSyncWork(
                     context=self._context,
@@ -153,7 +174,7 @@ class Runner:
                     step=step,
                     outcome=outcome,
                 ).run()
-                return _result(outcome)
+                return
             if sync.changes == "cdc":
                 CdcWork(
                     context=self._context,
@@ -167,7 +188,8 @@ class Runner:
                     step=step,
                     outcome=outcome,
                 ).run()
-                return _result(outcome)
+                follow_columns(course(attempt), source.source)
+                return
             known = records.last_result(control, sync.project, SYNC, sync.name)
             if source.source.written is not None:
                 SnapshotWork(
@@ -183,8 +205,9 @@ class Runner:
                     step=step,
                     outcome=outcome,
                 ).run()
+                follow_columns(course(attempt), source.source)
                 leave_slots(self._context, control, sync.pipeline)
-                return _result(outcome)
+                return
             SyncWork(
                 context=self._context,
                 sync=sync,
@@ -199,9 +222,9 @@ class Runner:
                 step=step,
                 outcome=outcome,
             ).run()
+            follow_columns(course(attempt), source.source)
             # One that was read by its changes before must not hold its slot for ever.
             leave_slots(self._context, control, sync.pipeline)
-            return _result(outcome)
 
         won = ClaimedWork(
             context=self._context,
@@ -248,7 +271,8 @@ def sync_request(context: Context, sync: Sync, options: RunOptions) -> JobReques
         name=sync.name,
         resource=table_resource(context, sync.target),
         payload={"target": str(sync.target), "full_refresh": options.full_refresh}
-        | ({} if options.max_batches is None else {"max_batches": options.max_batches}),
+        | ({} if options.max_batches is None else {"max_batches": options.max_batches})
+        | ({"allow_removal": True} if options.allow_removal else {}),
         max_attempts=context.settings.worker.max_attempts,
         limits=sync.resources,
     )

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import random
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
-import psycopg
-
 from tidegate.control.limits import Limits
 from tidegate.control.needs import Needs
 from tidegate.control.schedules import Schedules
-from tidegate.errors import TidegateError
 from tidegate.failpoints import reach
 from tidegate.log import log
 from tidegate.model.job import TASK
@@ -23,6 +18,7 @@ from tidegate.model.scheduled import Scheduled, TickOutcome
 from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.disabling import why_disabled
+from tidegate.runtime.loop import Loop, reason
 
 _DECLARE_EVERY = timedelta(minutes=1)
 _AGAIN_AFTER = timedelta(seconds=10)
@@ -88,6 +84,15 @@ class Scheduler:
         self._next: dict[str, tuple[datetime, datetime]] = {}
         self._not_before: dict[str, datetime] = {}
 
+    def loop(self) -> Loop:
+        """Scheduling, for as long as it runs."""
+        return Loop(
+            "scheduler",
+            lambda control: asdict(self.run_once(control)),
+            self._context.plane.connect,
+            interval_seconds=self._context.settings.scheduler.poll_seconds,
+        )
+
     def run_once(self, control: Connection, now: datetime | None = None) -> Scheduling:
         """One look at all schedules, as of `now`; one that cannot be queued stops no other."""
         now = now or self._schedules.clock(control)
@@ -130,12 +135,12 @@ class Scheduler:
                 done, seen = done + some[0], some[1]
                 if seen >= now:
                     break
-        except (TidegateError, psycopg.Error) as error:
+        except Exception as error:
             if control.closed:
                 raise
             # The tick is still due; a database that is away need not be asked every second.
             self._not_before[one.name] = now + _AGAIN_AFTER
-            log.warning("tick_not_queued", name=one.name, error=str(error).splitlines()[0])
+            log.warning("tick_not_queued", name=one.name, error=reason(error))
         return done
 
     def _see_to(
@@ -192,64 +197,3 @@ class Scheduler:
         if one.catch_up is CatchUp.ALL:
             return 0
         return len(one.schedule.between(since, now)) - due
-
-
-class ScheduleLoop:
-    """A thread that schedules at an interval, over a session of its own.
-
-    `then` is done after each look, over the same session.
-    """
-
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        context: Context,
-        interval_seconds: float,
-        then: Callable[[Connection], object] = lambda _: None,
-    ) -> None:
-        self.scheduler = scheduler
-        self._context = context
-        self._interval = interval_seconds
-        self._then = then
-        self._control: Connection | None = None
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tidegate-scheduler", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End after the look that goes on."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def look(self) -> Scheduling | None:
-        """One look; None when it failed, which is told and tried again the next time."""
-        try:
-            if self._control is None or self._control.closed:
-                self._control = self._context.plane.connect()
-            done = self.scheduler.run_once(self._control)
-            self._then(self._control)
-        except Exception as error:
-            # Whatever it was: a loop that has ended would forget everything.
-            ours = isinstance(error, psycopg.Error | TidegateError)
-            log.warning("scheduling_failed", error=_first_line(error), exc_info=not ours)
-            if self._control is not None:
-                self._control.close()
-            return None
-        if done != Scheduling():
-            log.info("scheduled", **{name: n for name, n in asdict(done).items() if n})
-        return done
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            self.look()
-            # Not all schedulers at once.
-            self._stopping.wait(self._interval * random.uniform(0.75, 1.25))
-        if self._control is not None:
-            self._control.close()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]

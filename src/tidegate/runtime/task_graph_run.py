@@ -9,7 +9,11 @@ from enum import StrEnum
 
 import psycopg
 
-from tidegate.errors import LoadError, TidegateError
+from tidegate.errors import (
+    LoadError,
+    TidegateError,
+    words,
+)
 from tidegate.log import log
 from tidegate.model.sync import Sync
 from tidegate.model.task import Step, SyncRun, TaskRun
@@ -18,6 +22,7 @@ from tidegate.pipeline.task_graph import TaskGraph
 from tidegate.postgres.connect import translate
 from tidegate.runtime.heartbeat import Heartbeat
 from tidegate.runtime.many import ManyReport, run_many
+from tidegate.runtime.runner import RunOptions
 from tidegate.runtime.task_closing import close_left
 from tidegate.runtime.task_runner import TaskReport, TaskRunner
 
@@ -145,13 +150,14 @@ class GraphRun:
             return StepEnd(step, StepState.FAILED, error=translate(error, str(step)))
         except Exception as error:
             log.exception("run_failed", step=str(step))
-            found = LoadError(f"{step}: {type(error).__name__}: {error}")
+            found = LoadError(f"{step}: {words(error)}")
             return StepEnd(step, StepState.FAILED, error=found)
 
     def _run_syncs(self, step: SyncRun) -> StepEnd:
         report = run_many(
             self.context,
             self.find_syncs(step.name),
+            RunOptions(allow_removal=step.allow_removal),
             concurrency=self.concurrency,
             heartbeat=self.heartbeat,
         )

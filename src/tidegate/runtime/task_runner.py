@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -143,6 +143,7 @@ def read_payload(tasks: Mapping[str, Task], name: str, payload: Mapping[str, Any
             "submit it again with: tidegate run NAME --param … --queue",
         )
     run = task.run(task.signature.read(name, parameters))
+    run = replace(run, allow_removal=payload.get("allow_removal", False))
     if run.update_id != payload.get("update_id"):
         raise UsageError(
             f"task {name} was declared anew since its job was submitted: {payload.get('target')} "

@@ -38,7 +38,7 @@ def step_requests(
         if isinstance(step, SyncRun):
             requests = [
                 replace(
-                    sync_request(context, sync, RunOptions()),
+                    sync_request(context, sync, RunOptions(allow_removal=step.allow_removal)),
                     unique_key=f"sync:{sync.name}",
                 )
                 for sync in find_syncs(step.name)

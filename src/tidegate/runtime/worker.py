@@ -16,7 +16,12 @@ from tidegate.control.jobs import Jobs
 from tidegate.control.turns import Turn, Turns
 from tidegate.control.workers import Worker as Identity
 from tidegate.control.workers import Workers
-from tidegate.errors import BusyError, TidegateError, UsageError
+from tidegate.errors import (
+    BusyError,
+    TidegateError,
+    UsageError,
+    words,
+)
 from tidegate.log import log
 from tidegate.model.job import Claim, Ending, JobStatus
 from tidegate.pipeline.context import Context
@@ -223,7 +228,7 @@ class Worker:
             job=str(claim.job_id),
             kind=claim.kind,
             name=claim.name,
-            error=_words(error),
+            error=words(error),
         )
         with suppress(TidegateError):
             self._reach_database(lambda: self._write_end(claim, error, retry=retry))
@@ -238,7 +243,7 @@ class Worker:
                     control,
                     claim,
                     actor=self._turns.worker_id,
-                    error=_words(error),
+                    error=words(error),
                     delay_seconds=self._backoff.seconds(failures, random.random()),
                 )
             else:
@@ -247,7 +252,7 @@ class Worker:
                     claim,
                     JobStatus.FAILED,
                     actor=self._turns.worker_id,
-                    error=_words(error),
+                    error=words(error),
                 )
             if told:
                 record_end(self._context, control, claim, error)
@@ -332,11 +337,6 @@ def _leave(lease: Lease, reason: str) -> None:
     if lease.leave is not None:
         lease.leave(reason)
     lease.lose(reason)
-
-
-def _words(error: Exception) -> str:
-    """What went wrong; an error that is not ours is named by its type, too."""
-    return str(error) if isinstance(error, TidegateError) else f"{type(error).__name__}: {error}"
 
 
 def _log_stale(claim: Claim) -> None:

@@ -14,7 +14,12 @@ from tidegate.control.jobs import Jobs
 from tidegate.control.tokens import Tokens
 from tidegate.destinations.destination import Destination
 from tidegate.destinations.lake import LakeDestination
-from tidegate.errors import CommitUnknown, StaleAttempt, TidegateError
+from tidegate.errors import (
+    CommitUnknown,
+    StaleAttempt,
+    TidegateError,
+    words,
+)
 from tidegate.failpoints import reach
 from tidegate.ledger.fences import Fence
 from tidegate.log import log
@@ -174,12 +179,12 @@ class ClaimedWork:
                     self.control,
                     claim,
                     actor=self.actor,
-                    error=str(error),
+                    error=words(error),
                     delay_seconds=wait,
                 )
             else:
                 self._jobs.finish(
-                    self.control, claim, JobStatus.FAILED, actor=self.actor, error=str(error)
+                    self.control, claim, JobStatus.FAILED, actor=self.actor, error=words(error)
                 )
         record_end(self.context, self.control, claim, error)
 

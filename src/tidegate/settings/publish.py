@@ -28,6 +28,7 @@ class PublishSettings(Section):
     after_sql: values.Statements = ()
     partitions: values.Partitions = 32
     wait: values.Duration = "10 minutes"
+    allow_removal: bool = False
 
     @property
     def wait_seconds(self) -> float:

@@ -264,6 +264,18 @@ class SyncSettings(SyncDefaults):
         return self
 
 
+class SafetySettings(Section):
+    """`[safety]`: what may be removed unasked, and how long others are kept waiting."""
+
+    max_removed: values.Share = 0.5
+    lock_timeout: values.PositiveDuration = "5s"
+
+    @property
+    def lock_timeout_seconds(self) -> float:
+        """How long a reading session waits for a lock, and is waited for."""
+        return parse_duration(self.lock_timeout)
+
+
 # Sections whose keys are fixed; [connections], [resources] and [sync] hold names the user chose.
 FIXED: dict[str, type[Section]] = {
     "project": ProjectSettings,
@@ -278,5 +290,6 @@ FIXED: dict[str, type[Section]] = {
     "history": HistorySettings,
     "cdc": CdcSettings,
     "events": EventSettings,
+    "safety": SafetySettings,
 }
 SECTIONS = (*FIXED, "connections", "resources", "sync")

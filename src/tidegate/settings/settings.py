@@ -30,6 +30,7 @@ from tidegate.settings.section import Section
 from tidegate.settings.sections import (
     LedgerSettings,
     ProjectSettings,
+    SafetySettings,
     SparkSettings,
     SyncDefaults,
     SyncSettings,
@@ -61,6 +62,7 @@ class Settings(Section):
     history: HistorySettings = Field(default_factory=HistorySettings)
     cdc: CdcSettings = Field(default_factory=CdcSettings)
     events: EventSettings = Field(default_factory=EventSettings)
+    safety: SafetySettings = Field(default_factory=SafetySettings)
     sync: dict[str, SyncSettings] = Field(default_factory=dict)
 
     @field_serializer("connections")

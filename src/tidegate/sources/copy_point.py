@@ -13,8 +13,10 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from tidegate.errors import SourceError
-from tidegate.postgres.connect import Connection, begin_read_only, connect, first_line
+from tidegate.postgres.connect import Connection, Snapshot, connect, first_line
 from tidegate.postgres.conninfo import merge
+from tidegate.sources.postgres import PostgresSource
+from tidegate.sources.reading import reading
 from tidegate.sources.slots import PLUGIN, waited_too_long
 
 
@@ -23,7 +25,7 @@ class CopyPoint:
     """All that was committed up to `lsn`, and nothing else, is seen under `snapshot`."""
 
     lsn: str
-    snapshot: str
+    snapshot: Snapshot
 
 
 @contextmanager
@@ -37,29 +39,31 @@ def replication_session(conninfo: str, name: str) -> Iterator[Connection]:
 
 @contextmanager
 def copy_point(
-    conninfo: str, name: str, connection: Connection, timeout_seconds: float
+    conninfo: str,
+    name: str,
+    connection: Connection,
+    source: PostgresSource,
+    *,
+    timeout_seconds: float,
+    lock_seconds: float,
 ) -> Iterator[CopyPoint]:
     """Hold such a snapshot in `connection`, under a name that any number of readers can import.
 
     The temporary slot that gave it goes with its session, which must stay until the snapshot
-    is held elsewhere.
+    is held elsewhere. A lock cannot be taken first: making the slot waits for the transaction of
+    an ALTER, which would wait for that lock.
     """
-    with replication_session(conninfo, name) as session:
-        lsn, given = _make(session, connection, timeout_seconds)
-        begin_read_only(connection)
-        try:
-            connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(given)))
-            row = connection.execute("SELECT pg_export_snapshot()").fetchone()
-            assert row is not None
-        except BaseException:
-            if not connection.closed:
-                connection.execute("ROLLBACK")
-            raise
-    try:
-        yield CopyPoint(lsn, row[0])
-    finally:
-        if not connection.closed:
-            connection.execute("ROLLBACK")
+    positions: list[str] = []
+
+    @contextmanager
+    def slot() -> Iterator[str]:
+        with replication_session(conninfo, name) as session:
+            lsn, given = _make(session, connection, timeout_seconds)
+            positions.append(lsn)
+            yield given
+
+    with reading(connection, source, lock_seconds, given=slot) as snapshot:
+        yield CopyPoint(positions[-1], snapshot)
 
 
 def read_history(conninfo: str, name: str, timeline: int) -> str | None:

@@ -15,6 +15,10 @@ _ENTRY_BYTES = 120
 """about what an entry costs beside its values"""
 
 
+class Twice(Exception):
+    """Two rows had one key at the same moment, and which of them a change was of is not known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """A row that is gone, or of which not all is known."""
@@ -26,11 +30,16 @@ class Change:
     deleted_at: int | None = None
     """soft deletes: when it was deleted; the row stays"""
 
+    @property
+    def is_there(self) -> bool:
+        return not self.gone and self.deleted_at is None
+
 
 @dataclass(slots=True)
 class Fold:
     """The changes of one chunk, a row for each key, in the order of their last changes.
 
+    A key is that of one row at every moment; where the changes show that it was not, Twice says so.
     A row of which everything is known is kept as the bytes that are written in the end.
     """
 
@@ -51,7 +60,13 @@ class Fold:
         self.size = 0
 
     def insert(self, fields: list[Field]) -> None:
-        """A row that came, or that is told as a whole under the key that it had."""
+        """A row that came."""
+        before = self.put(fields)
+        if before is not None:
+            self._refuse_second(before)
+
+    def put(self, fields: list[Field]) -> bytes | Change | None:
+        """A row that is told as a whole; what it was before, as far as that is known here."""
         try:
             body = b"".join(fields)  # type: ignore[arg-type]
         except TypeError:
@@ -60,9 +75,10 @@ class Fold:
         assert key is not None
         entries = self.entries
         # What is put back goes to the end: keys may be equal though their texts are not.
-        entries.pop(key, None)
+        before = entries.pop(key, None)
         entries[key] = body
         self.size += len(body) + _ENTRY_BYTES
+        return before
 
     def update(self, fields: list[Field], old: list[Field] | None, *, whole: bool, at: int) -> None:
         """A row that was changed, `old` being its key before, or all of it if `whole`."""
@@ -71,20 +87,40 @@ class Fold:
                 if fields[place] is None:
                     fields[place] = old[place]
         before = join_key(fields if old is None else old, self.key)
+        if whole:
+            self._refuse_other(before, old)
         base: bytes | None = None
         if None in fields:
             fields, base = self._fill(fields, before)
         key = join_key(fields, self.key)
         if key != before:
             self._remove(before, old if whole else None, at)
+            self._refuse_second(self.entries.get(key))
         if None in fields:
             self._keep(key, Change(fields, base))
         else:
-            self.insert(fields)
+            self.put(fields)
 
     def delete(self, old: list[Field], *, whole: bool, at: int) -> None:
         """A row that went, `old` being its key, or all of it if `whole`."""
-        self._remove(join_key(old, self.key), old if whole else None, at)
+        key = join_key(old, self.key)
+        if whole:
+            self._refuse_other(key, old)
+        self._remove(key, old if whole else None, at)
+
+    def _refuse_second(self, known: bytes | Change | None) -> None:
+        """A row that comes must not find another with its key."""
+        if isinstance(known, bytes) or (known is not None and known.is_there):
+            raise Twice
+
+    def _refuse_other(self, key: bytes, old: list[Field] | None) -> None:
+        """A row that was changed must be the one that is known under its key."""
+        known = self.entries.get(key)
+        if known is None or old is None or None in old:
+            return
+        row = b"".join(old)  # type: ignore[arg-type]
+        if not (known.is_there if isinstance(known, Change) else known == row):
+            raise Twice
 
     def _keep(self, key: bytes, change: Change) -> None:
         self.entries.pop(key, None)

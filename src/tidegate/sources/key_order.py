@@ -9,7 +9,7 @@ from psycopg import sql
 from tidegate.errors import SourceError
 from tidegate.model.column import Table
 from tidegate.postgres.connect import Connection
-from tidegate.postgres.identifiers import column_list
+from tidegate.postgres.identifiers import column_list, holds_own_sql, operator
 
 Key = tuple[str, ...]
 
@@ -22,16 +22,33 @@ class KeyOrder:
     names: tuple[str, ...]
     relation: sql.Composable
 
-    def compare(self, operator: str, values: Key) -> sql.Composed:
+    def compare(self, symbol: str, values: Key) -> sql.Composed:
         """Whether a row's key lies so beside these values, given as text."""
-        literals = []
+        literals: list[sql.Composable] = []
+        schemas: list[str | None] = []
         for name, text in zip(self.names, values, strict=True):
             column = self.table.column(name)
             assert column is not None
             literals.append(sql.SQL("{}::{}").format(sql.Literal(text), sql.SQL(column.type)))
-        return sql.SQL("({}) {} ({})").format(
-            column_list(self.names), sql.SQL(operator), sql.SQL(", ").join(literals)
-        )
+            beside = "pg_catalog" if holds_own_sql(self.relation) else None
+            schemas.append(column.operators or beside)
+        if len(set(schemas)) == 1:
+            return sql.SQL("({}) {} ({})").format(
+                column_list(self.names), operator(symbol, schemas[0]), sql.SQL(", ").join(literals)
+            )
+        # Columns of which each has operators of its own: the first that differs decides.
+        found: sql.Composable = sql.SQL("false" if symbol in "<>" else "true")
+        for name, literal, schema in reversed(
+            list(zip(self.names, literals, schemas, strict=True))
+        ):
+            found = sql.SQL("({n} {beyond} {v} OR ({n} {equal} {v} AND {rest}))").format(
+                n=sql.Identifier(name),
+                v=literal,
+                beyond=operator(symbol[0], schema),
+                equal=operator("=", schema),
+                rest=found,
+            )
+        return sql.SQL("{}").format(found)
 
     def cut(
         self, connection: Connection, where: sql.Composable, after: Key | None, size: int
@@ -42,10 +59,10 @@ class KeyOrder:
             where = sql.SQL("{} AND {}").format(where, self.compare(">", after))
         rows = connection.execute(
             sql.SQL(
-                "WITH seen AS (SELECT row_number() OVER (ORDER BY {key}) AS n, {key}"
+                "WITH seen AS (SELECT pg_catalog.row_number() OVER (ORDER BY {key}) AS n, {key}"
                 " FROM {relation} WHERE {where} ORDER BY {key} LIMIT {limit})"
-                " SELECT n, {texts} FROM seen WHERE n >= {size} OR n = (SELECT max(n) FROM seen)"
-                " ORDER BY n"
+                " SELECT n, {texts} FROM seen WHERE n >= {size}"
+                " OR n = (SELECT pg_catalog.max(n) FROM seen) ORDER BY n"
             ).format(
                 key=column_list(self.names),
                 relation=self.relation,
@@ -66,7 +83,8 @@ class KeyOrder:
         places = {rows * step // wanted for step in range(1, wanted)} - {0}
         found = connection.execute(
             sql.SQL(
-                "SELECT {texts} FROM (SELECT row_number() OVER (ORDER BY {key}) AS n, {key}"
+                "SELECT {texts} FROM"
+                " (SELECT pg_catalog.row_number() OVER (ORDER BY {key}) AS n, {key}"
                 " FROM {relation} WHERE {where}) s WHERE n = ANY({places}) ORDER BY n"
             ).format(
                 texts=self._texts,

@@ -81,6 +81,12 @@ def read_begin(data: bytes) -> tuple[int, int]:
     return final, committed
 
 
+def read_xid(data: bytes) -> int:
+    """The number of a transaction that begins."""
+    xid: int = _begin(data, 1)[2]
+    return xid
+
+
 def read_commit(data: bytes) -> tuple[int, int]:
     """(LSN right behind the commit, its time)."""
     _, _, end, committed = _commit(data, 1)

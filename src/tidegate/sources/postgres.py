@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import psycopg
 from psycopg import sql
 
 from tidegate.errors import SourceError
@@ -16,8 +14,8 @@ from tidegate.model.cursor import CursorType, NullPolicy
 from tidegate.model.horizon import Horizon
 from tidegate.model.standing import Standing
 from tidegate.model.watermark import Watermark
-from tidegate.postgres.connect import Connection, begin_read_only, first_line
-from tidegate.postgres.identifiers import column_list
+from tidegate.postgres.connect import Connection
+from tidegate.postgres.identifiers import column_list, holds_own_sql, operator
 from tidegate.sources.horizon import CursorColumn, readable
 from tidegate.sources.key_order import KeyOrder
 from tidegate.sources.written import SYSTEM_COLUMNS, Written, read_standing
@@ -129,7 +127,11 @@ class PostgresSource:
             return None
         if watermark.position is not None:
             tie, *key = watermark.position
-            return self._tie_part(connection, watermark.value, tie, tuple(key))
+            part = self._tie_part(connection, watermark.value, tie, tuple(key))
+            if part.rows:
+                return part
+            # A tie is never closed by nothing, only by rows that come after it.
+            return self._slice(connection, BatchKind.RANGE, tie, horizon.high)
         return self._slice(connection, BatchKind.RANGE, watermark.value, horizon.high)
 
     def full_batch(self, connection: Connection, horizon: Horizon) -> Batch:
@@ -202,8 +204,8 @@ class PostgresSource:
         """Equal for two readings of a batch when no row of it changed."""
         row = connection.execute(
             sql.SQL(
-                "SELECT count(*)::text || ':' || coalesce(sum(hashtextextended({}::text, 0)), 0)"
-                " FROM {} WHERE {}"
+                "SELECT count(*)::text || ':' || coalesce(pg_catalog.sum("
+                "pg_catalog.hashtextextended({}::text, 0::bigint)), 0)::text FROM {} WHERE {}"
             ).format(
                 sql.SQL("ROW({})").format(column_list(c.name for c in self.columns)),
                 self.relation,
@@ -253,17 +255,16 @@ class PostgresSource:
             for where in slices
         ]
 
-    def find_duplicate_key(self, connection: Connection) -> str | None:
-        """A key that two rows share, in words, unless an index rules it out."""
+    def find_duplicate_key(self, connection: Connection) -> tuple[str, int] | None:
+        """A key that rows share, and how many, unless an index rules it out."""
         if not self.key or self.table.proves_unique(self.key):
             return None
         names = column_list(self.key)
-        row = connection.execute(
+        return connection.execute(
             sql.SQL(
                 "SELECT ROW({})::text, count(*) FROM {} GROUP BY {} HAVING count(*) > 1 LIMIT 1"
             ).format(names, self.relation, names)
         ).fetchone()
-        return f"{row[0]} occurs {row[1]} times" if row else None
 
     def _slice(
         self, connection: Connection, kind: BatchKind, low: str | None, high: str
@@ -277,9 +278,10 @@ class PostgresSource:
         row = connection.execute(
             sql.SQL(
                 "WITH seen AS (SELECT {order} AS c FROM {relation} WHERE {where}"
-                " ORDER BY {cursor} LIMIT {limit}), top AS (SELECT max(c) AS c FROM seen)"
+                " ORDER BY {cursor} LIMIT {limit}),"
+                " top AS (SELECT pg_catalog.max(c) AS c FROM seen)"
                 " SELECT count(*), (SELECT c::text FROM top),"
-                " max(c) FILTER (WHERE c < (SELECT c FROM top))::text,"
+                " pg_catalog.max(c) FILTER (WHERE c < (SELECT c FROM top))::text,"
                 " count(*) FILTER (WHERE c < (SELECT c FROM top)) FROM seen"
             ).format(
                 cursor=self.cursor_identifier,
@@ -370,7 +372,8 @@ class PostgresSource:
                 if self.ordered_by.type.is_integer and not _fits(low, self.ordered_by.type)
                 else self.value(low)
             )
-            parts.append(sql.SQL("{} > {}").format(self.cursor_identifier, typed))
+            above = operator(">", "pg_catalog" if holds_own_sql(self.relation) else None)
+            parts.append(sql.SQL("{} {} {}").format(self.cursor_identifier, above, typed))
         if high is not None:
             parts.append(sql.SQL("{} <= {}").format(self.cursor_identifier, self.value(high)))
         if not parts:
@@ -379,7 +382,7 @@ class PostgresSource:
 
     def _count(self, connection: Connection, where: sql.Composable) -> tuple[int, str | None]:
         row = connection.execute(
-            sql.SQL("SELECT count(*), max({})::text FROM {} WHERE {}").format(
+            sql.SQL("SELECT count(*), pg_catalog.max({})::text FROM {} WHERE {}").format(
                 self._order, self.relation, where
             )
         ).fetchone()
@@ -415,7 +418,7 @@ class PostgresSource:
         shares = [step / wanted for step in range(1, wanted)]
         row = connection.execute(
             sql.SQL(
-                "SELECT percentile_disc({}::float8[]) WITHIN GROUP (ORDER BY {})::text[]"
+                "SELECT pg_catalog.percentile_disc({}::float8[]) WITHIN GROUP (ORDER BY {})::text[]"
                 " FROM {} WHERE {}"
             ).format(sql.Literal(shares), self.cursor_identifier, self.relation, condition)
         ).fetchone()
@@ -439,35 +442,3 @@ def _fits(text: str, cursor_type: CursorType) -> bool:
     bits = {CursorType.SMALLINT: 15, CursorType.INTEGER: 31, CursorType.BIGINT: 63}[cursor_type]
     limit: int = 1 << bits
     return -limit <= int(text) < limit
-
-
-@contextmanager
-def snapshot(connection: Connection) -> Iterator[str]:
-    """Hold one snapshot of the source and give its exported name, for any number of readers."""
-    try:
-        begin_read_only(connection)
-        name = export_snapshot(connection)
-    except psycopg.Error as error:
-        raise _not_exported(error) from None
-    try:
-        yield name
-    finally:
-        if not connection.closed:
-            connection.execute("ROLLBACK")
-
-
-def export_snapshot(connection: Connection) -> str:
-    """The name under which other sessions see what this one sees, while its transaction lasts."""
-    try:
-        row = connection.execute("SELECT pg_export_snapshot()").fetchone()
-    except psycopg.Error as error:
-        raise _not_exported(error) from None
-    assert row is not None
-    return str(row[0])
-
-
-def _not_exported(error: psycopg.Error) -> SourceError:
-    return SourceError(
-        f"the source cannot export a snapshot: {first_line(error)}",
-        "connect to the primary directly, not through a pooler",
-    )

@@ -19,6 +19,7 @@ PLUGIN = "pgoutput"
 _POLL_SECONDS = 0.1
 # A session that was killed keeps its slot until its server process has noticed.
 _ACTIVE_SECONDS = 30.0
+_FLUSH_SECONDS = 30.0
 
 _LOOK = """
 SELECT slot_name, plugin, database, active_pid, restart_lsn::text, confirmed_flush_lsn::text,
@@ -28,24 +29,22 @@ FROM pg_replication_slots s WHERE slot_name = ANY (%s) ORDER BY slot_name
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ServerPosition:
-    """Which server it is, and how far its log has got."""
-
-    system: str
-    timeline: int
-    lsn: str
-
-
-def read_position(connection: Connection) -> ServerPosition:
-    """The server's identity and the end of what it has safely written."""
-    row = connection.execute(
-        "SELECT (SELECT system_identifier::text FROM pg_control_system()),"
-        " substr(pg_walfile_name(pg_current_wal_flush_lsn()), 1, 8),"
-        " pg_current_wal_flush_lsn()::text"
-    ).fetchone()
+def flushed_position(connection: Connection) -> str:
+    """Where the log ends, once all of it can be read: a commit may be seen before it is."""
+    row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
     assert row is not None
-    return ServerPosition(row[0], int(row[1], 16), row[2])
+    end = str(row[0])
+    deadline = time.monotonic() + _FLUSH_SECONDS
+    while time.monotonic() < deadline:
+        row = connection.execute(
+            "SELECT pg_current_wal_flush_lsn() >= %s::pg_lsn", (end,)
+        ).fetchone()
+        if row is not None and row[0]:
+            return end
+        time.sleep(_POLL_SECONDS)
+    raise BusyError(
+        "the source does not write its log to its disk", "look at the source's log, then try again"
+    )
 
 
 def list_slots(connection: Connection, names: list[str]) -> list[SlotState]:
@@ -142,12 +141,12 @@ class Slot:
         finally:
             if not self.connection.closed:
                 self.connection.execute(
-                    "SELECT pg_advisory_unlock(hashtextextended(%s, 0))", (key,)
+                    "SELECT pg_advisory_unlock(hashtextextended(%s, 0::bigint))", (key,)
                 )
 
     def _try(self, key: str) -> bool:
         row = self.connection.execute(
-            "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", (key,)
+            "SELECT pg_try_advisory_lock(hashtextextended(%s, 0::bigint))", (key,)
         ).fetchone()
         return bool(row and row[0])
 
@@ -173,15 +172,19 @@ def slot_in_use(name: str) -> BusyError:
 
 @contextmanager
 def statement_timeout(connection: Connection, seconds: float) -> Iterator[None]:
-    """Bound what waits for others."""
-    connection.execute(
-        "SELECT set_config('statement_timeout', %s, false)", (f"{int(seconds * 1000)}ms",)
+    """Bound what waits for others, transactions as well as locks."""
+    setting = (
+        "SELECT set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false)"
     )
+    before = connection.execute(
+        "SELECT current_setting('statement_timeout'), current_setting('lock_timeout')"
+    ).fetchone()
+    connection.execute(setting, (f"{int(seconds * 1000)}ms", "0"))
     try:
         yield
     finally:
         if not connection.closed:
-            connection.execute("RESET statement_timeout")
+            connection.execute(setting, before)
 
 
 def waited_too_long(connection: Connection, seconds: float) -> SourceError:

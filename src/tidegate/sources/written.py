@@ -11,14 +11,14 @@ from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.cursor import CursorType
 from tidegate.model.standing import Standing
 from tidegate.model.xid import EPOCH
-from tidegate.postgres.catalog import database_identity
+from tidegate.postgres.catalog import read_server
 from tidegate.postgres.connect import Connection
 from tidegate.sources.horizon import CursorColumn
 
 SYSTEM_COLUMNS = ("xmin", "tableoid")
 
 # As model/xid.py has it. The subqueries are evaluated once, and in the reader's own snapshot.
-_NEWEST = "pg_snapshot_xmax(pg_current_snapshot())::text::bigint - 1"
+_NEWEST = "pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint - 1"
 _SINCE = (
     f"(((SELECT {_NEWEST}) - xmin::text::bigint) & {EPOCH - 1})"
     f" <= (SELECT {_NEWEST} - {{low}}::bigint)"
@@ -27,10 +27,7 @@ _SINCE = (
 _KINDS = (BatchKind.WRITTEN, BatchKind.RANGE, BatchKind.TIE, BatchKind.FULL)
 
 _STANDING = """
-SELECT pg_snapshot_xmin(s)::text, pg_snapshot_xmax(s)::text,
-       (SELECT oid::text FROM pg_database WHERE datname = current_database()),
-       ('x' || left(pg_walfile_name(l), 8))::bit(32)::int, l::text
-FROM pg_current_snapshot() s, pg_current_wal_flush_lsn() l
+SELECT pg_snapshot_xmin(s)::text, pg_snapshot_xmax(s)::text FROM pg_current_snapshot() s
 """
 
 _TABLES = """
@@ -75,8 +72,10 @@ class Written:
         if self.cursor is not None and batch.reached is not None:
             since = sql.SQL("({} AND {})").format(self._within(batch.reached), since)
         if batch.tables is not None:
-            known = sql.SQL(", ").join(sql.Literal(oid) for oid in batch.tables)
-            since = sql.SQL("({} OR tableoid NOT IN ({}))").format(since, known)
+            known = sql.Literal(list(batch.tables))
+            since = sql.SQL("({} OR NOT tableoid OPERATOR(pg_catalog.=) ANY ({}::oid[]))").format(
+                since, known
+            )
         return sql.SQL("({})").format(since)
 
     def _within(self, reached: str) -> sql.Composed:
@@ -127,14 +126,15 @@ def read_standing(
     """Where the source stands in the snapshot of this session; not for a standby."""
     row = connection.execute(_STANDING).fetchone()
     assert row is not None
-    xmin, xmax, database, timeline, lsn = row
+    xmin, xmax = row
+    server = read_server(connection)
     return Standing(
         xmin=xmin,
         xmax=xmax,
-        system=database_identity(connection).system,
-        database=database,
-        timeline=timeline,
-        lsn=lsn,
+        system=server.system,
+        database=server.database,
+        timeline=server.timeline,
+        lsn=server.lsn,
         tables=tuple(part.oid for part in parts_of(connection, oid)),
         cursor=None if cursor is None else _highest(connection, relation, cursor),
         column=None if cursor is None else column_words(cursor),
@@ -149,20 +149,22 @@ def column_words(cursor: CursorColumn) -> str:
 def _highest(connection: Connection, relation: sql.Composable, cursor: CursorColumn) -> str | None:
     """The highest cursor, though never above the source's clock: that one row would hide others."""
     name = sql.Identifier(cursor.name)
-    zone = sql.SQL("(SELECT reset_val FROM pg_settings WHERE name = 'TimeZone')")
-    local = sql.SQL("clock_timestamp() AT TIME ZONE {}").format(
+    zone = sql.SQL("(SELECT reset_val FROM pg_catalog.pg_settings WHERE name = 'TimeZone')")
+    local = sql.SQL("pg_catalog.clock_timestamp() AT TIME ZONE {}").format(
         sql.Literal(cursor.timezone) if cursor.timezone else zone
     )
     clocks: dict[CursorType, sql.Composable] = {
-        CursorType.TIMESTAMPTZ: sql.SQL("clock_timestamp()"),
+        CursorType.TIMESTAMPTZ: sql.SQL("pg_catalog.clock_timestamp()"),
         CursorType.TIMESTAMP: local,
         CursorType.DATE: sql.SQL("({})::date").format(local),
     }
-    highest: sql.Composable = sql.SQL("max({})").format(name)
+    highest: sql.Composable = sql.SQL("pg_catalog.max({})").format(name)
     if cursor.type in clocks:
         # Without a row there is nothing to look back from.
         highest = sql.SQL("CASE WHEN {highest} IS NOT NULL THEN least({highest}, {clock}) END")
-        highest = highest.format(highest=sql.SQL("max({})").format(name), clock=clocks[cursor.type])
+        highest = highest.format(
+            highest=sql.SQL("pg_catalog.max({})").format(name), clock=clocks[cursor.type]
+        )
     row = connection.execute(
         sql.SQL("SELECT ({})::text FROM {}").format(highest, relation)
     ).fetchone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -17,7 +18,8 @@ from tidegate.errors import LoadError, TidegateError
 from tidegate.failpoints import reach
 from tidegate.model.load import StagedWrite
 from tidegate.model.staging import new_write_id, staging_table
-from tidegate.postgres.connect import READER, Connection, begin_read_only, connect
+from tidegate.postgres.connect import OWN_PATH, Connection, Snapshot, connect, own_path
+from tidegate.postgres.identifiers import holds_own_sql
 from tidegate.spark.executors import lacking, other_version
 from tidegate.spark.outcome import (
     OUTCOME_SCHEMA,
@@ -80,8 +82,10 @@ class SnapshotReader:
     """How a task reads its share of the batch; all shares see one snapshot."""
 
     conninfo: str
-    snapshot: str
+    snapshot: Snapshot
     statements: tuple[str, ...]
+    own_path: bool = False
+    """whether they hold SQL of the user's"""
 
     def __repr__(self) -> str:
         return f"SnapshotReader({len(self.statements)} statements)"
@@ -89,15 +93,15 @@ class SnapshotReader:
     @property
     def arrow_conninfo(self) -> str:
         """The same session as Arrow readers open it."""
-        return make_conninfo(self.conninfo, application_name=READER)
+        return make_conninfo(self.conninfo, application_name=self.snapshot.application)
 
     def open(self, sessions: Sessions) -> Connection:
         """A session of the task that sees the snapshot."""
-        connection = sessions.get(self.conninfo, "the source", READER)
-        begin_read_only(connection)
-        connection.execute(
-            sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(self.snapshot))
-        )
+        connection = sessions.get(self.conninfo, "the source", self.snapshot.application)
+        for statement in self.snapshot.entering():
+            connection.execute(statement)
+        if self.own_path:
+            connection.execute(f"SET LOCAL {OWN_PATH}")
         return connection
 
 
@@ -202,7 +206,7 @@ def _copy_share(copy: Copy, share: int, sessions: Sessions) -> dict[str, Any]:
 
 def copy_rows(
     source: Connection,
-    statement: str,
+    statement: str | sql.Composable,
     destination: Connection,
     table: sql.Identifier,
     names: Sequence[str],
@@ -211,9 +215,11 @@ def copy_rows(
     into = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(
         table, sql.SQL(", ").join(map(sql.Identifier, names))
     )
+    text = statement if isinstance(statement, str) else statement.as_string(source)
     cursor = destination.cursor()
-    with cursor.copy(into) as copy:
-        for block in _read_blocks(source, statement):
+    path = own_path(source) if holds_own_sql(statement) else nullcontext()
+    with path, cursor.copy(into) as copy:
+        for block in _read_blocks(source, text):
             copy.write(block)
     return cursor.rowcount
 

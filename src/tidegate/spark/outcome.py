@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,13 @@ from tidegate.errors import (
     ConnectionFailed,
     DestinationError,
     LoadError,
+    SourceBusy,
     SourceError,
     TidegateError,
     TransformError,
+    ValueRefused,
+    without_values,
+    words,
 )
 from tidegate.model.load import StagedWrite
 
@@ -20,33 +25,73 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-OUTCOME_SCHEMA = "copy int, write_id string, rows bigint, kind string, message string, hint string"
+OUTCOME_SCHEMA = (
+    "copy int, write_id string, rows bigint, kind string, message string, "
+    "hint string, detail string"
+)
 
 _CARRIED = "tidegate failed: "
 _KINDS: dict[str, type[TidegateError]] = {
     kind.__name__: kind
-    for kind in (ConnectionFailed, DestinationError, LoadError, SourceError, TransformError)
+    for kind in (
+        ConnectionFailed,
+        DestinationError,
+        LoadError,
+        ValueRefused,
+        SourceBusy,
+        SourceError,
+        TransformError,
+    )
 }
+VALUE_HINT = (
+    "correct the value in the source, or read a view that casts the column or leaves it out; "
+    "nothing was published, and until then every run fails in the same way"
+)
+# Of Postgres' errors, those that a value is at fault for.
+_VALUE_STATES = ("22", "23")
+_QUOTED_VALUE = re.compile(r"(: |value )\"[^\"]*\"")
 
 
 def failure(error: BaseException, side: str) -> dict[str, Any]:
     """A failed write as a row; the driver raises it again under its own type."""
     import psycopg
+    import pyarrow as pa
+    from psycopg import errors as pg
 
     from tidegate.postgres.connect import first_line, session_lost, translate
 
+    doing = "reading the source" if side == "source" else "staging into the destination"
     if isinstance(error, psycopg.Error):
-        if side == "source" and not session_lost(error):
-            found: TidegateError = SourceError(f"reading the source: {first_line(error)}")
+        if (error.sqlstate or "").startswith(_VALUE_STATES):
+            said = _QUOTED_VALUE.sub(r"\1…", first_line(error))
+            found: TidegateError = ValueRefused(f"{doing}: {said}", VALUE_HINT, detail=str(error))
+        elif side == "source" and isinstance(error, pg.LockNotAvailable | pg.DeadlockDetected):
+            found = SourceBusy(
+                f"the source is locked by another session: {first_line(error)}",
+                "run again when that has ended; nothing was published",
+            )
+        elif side == "source" and not session_lost(error):
+            found = SourceError(f"{doing}: {first_line(error)}", detail=str(error))
         else:
-            doing = "reading the source" if side == "source" else "staging into the destination"
             found = translate(error, doing)
     elif isinstance(error, TidegateError):
         found = error
+    elif isinstance(error, pa.ArrowInvalid | pa.ArrowCapacityError | OverflowError | UnicodeError):
+        # Their words hold the value.
+        found = ValueRefused(
+            f"{doing}: a value cannot be held ({type(error).__name__})",
+            VALUE_HINT,
+            detail=str(error),
+        )
     else:
-        found = LoadError(f"staging failed: {type(error).__name__}: {error}")
+        found = LoadError(f"staging failed: {words(error)}", detail=str(error))
     kind = next((name for name, known in _KINDS.items() if isinstance(found, known)), "LoadError")
-    return {"kind": kind, "message": found.message, "hint": found.hint}
+    return {
+        "kind": kind,
+        "message": found.message,
+        "hint": found.hint,
+        "detail": found.detail,
+    }
 
 
 class Carried(Exception):
@@ -63,7 +108,7 @@ def carried_failure(error: BaseException) -> TidegateError | None:
     if start < 0:
         return None
     outcome, _ = json.JSONDecoder().raw_decode(str(error), start + len(_CARRIED))
-    return _KINDS[outcome["kind"]](outcome["message"], outcome["hint"])
+    return raised(outcome)
 
 
 def outcome_batches(*outcomes: dict[str, Any]) -> Iterator[pa.RecordBatch]:
@@ -77,6 +122,7 @@ def outcome_batches(*outcomes: dict[str, Any]) -> Iterator[pa.RecordBatch]:
             ("kind", pa.string()),
             ("message", pa.string()),
             ("hint", pa.string()),
+            ("detail", pa.string()),
         ]
     )
     full = [{name: outcome.get(name) for name in schema.names} for outcome in outcomes]
@@ -92,7 +138,8 @@ def spark_reason(error: BaseException) -> str:
         for line in lines
         if line.startswith("Caused by: ") and "Exception: " in line
     ]
-    return next(iter([*causes[-1:], *said[:1], *lines[:1]]), type(error).__name__)
+    found = next(iter([*causes[-1:], *said[:1], *lines[:1]]), type(error).__name__)
+    return without_values(found)
 
 
 def collect_writes(
@@ -104,10 +151,16 @@ def collect_writes(
     for row in frame.collect():
         number = row["copy"] or 0
         if row["kind"] is not None:
-            failures.setdefault(number, _KINDS[row["kind"]](row["message"], row["hint"]))
+            failures.setdefault(number, raised(row))
         elif row["rows"]:
             writes[number].append(StagedWrite(row["write_id"], row["rows"]))
     return [failures.get(number) or tuple(found) for number, found in enumerate(writes)]
+
+
+def raised(outcome: Any) -> TidegateError:
+    """The failure that an outcome stands for."""
+    kind = _KINDS[outcome["kind"]]
+    return kind(outcome["message"], outcome["hint"], detail=outcome["detail"])
 
 
 def only(outcomes: list[tuple[StagedWrite, ...] | TidegateError]) -> tuple[StagedWrite, ...]:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import re
+import secrets
+import shlex
+import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -189,22 +196,47 @@ class SparkSessions:
         from pyspark.sql import SparkSession
 
         builder: Any = SparkSession.builder
-        for key, value in {**self._defaults(), **self._settings.conf, **self._conf()}.items():
+        conf = {**self._defaults(), **self._settings.conf, **self._conf()}
+        if not self._settings.remote:
+            conf |= {"spark.master": self._settings.master} if self._settings.master else {}
+            self._launch_jvm(conf)
+        for key, value in conf.items():
             builder = builder.config(key, value)
         if self._settings.remote:
             # One of our own: workers keep what they imported for a session.
             session: SparkSession = builder.remote(self._settings.remote).create()
         else:
-            builder = builder.appName("tidegate")
-            if self._settings.master:
-                builder = builder.master(self._settings.master)
-            session = builder.getOrCreate()
+            session = builder.appName("tidegate").getOrCreate()
         return session
+
+    def _launch_jvm(self, conf: Mapping[str, str]) -> None:
+        """Start the JVM with what is set in a private file: a command line is for all to read."""
+        if "PYSPARK_GATEWAY_PORT" in os.environ or _jvm_runs():
+            return
+        from pyspark import SparkContext
+
+        folder = self._state / "spark"
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(".properties", dir=folder)  # 0600
+        given = os.environ.get("PYSPARK_SUBMIT_ARGS")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.writelines(f"{_escaped(k)}={_escaped(v)}\n" for k, v in conf.items())
+            os.environ["PYSPARK_SUBMIT_ARGS"] = (
+                f"--properties-file {shlex.quote(name)} --load-spark-defaults "
+                f"{given or 'pyspark-shell'}"
+            )
+            SparkContext._ensure_initialized()
+        finally:
+            Path(name).unlink()
+            os.environ.pop("PYSPARK_SUBMIT_ARGS")
+            if given is not None:
+                os.environ["PYSPARK_SUBMIT_ARGS"] = given
 
     def _defaults(self) -> dict[str, str]:
         if self._settings.remote:
             return _DEFAULTS
-        local = _LOCAL_DEFAULTS if _is_local(self._settings.master) else {}
+        local = {**_LOCAL_DEFAULTS, **_private()} if _is_local(self._settings.master) else {}
         return {**_DEFAULTS, **_OWN_DEFAULTS, **local}
 
     def _configure_logging(self, logs: Path) -> None:
@@ -217,6 +249,24 @@ class SparkSessions:
             _LOG4J.format(log=(logs / "spark.log").as_posix()), encoding="utf-8"
         )
         os.environ["SPARK_CONF_DIR"] = str(folder)
+
+
+@cache
+def _private() -> dict[str, str]:
+    """On a host that others use: nobody else speaks with this Spark or reads what it spills."""
+    folder = tempfile.mkdtemp(prefix="tidegate-spark-")  # 0700
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return {
+        "spark.authenticate": "true",
+        "spark.authenticate.secret": secrets.token_hex(32),
+        "spark.local.dir": folder,
+    }
+
+
+def _escaped(text: object) -> str:
+    """A key or value as Java's properties files have it."""
+    plain = str(text).replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    return re.sub(r"([=:#! ])", r"\\\1", plain)
 
 
 def _provide_java() -> None:

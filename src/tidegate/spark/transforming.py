@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from tidegate.errors import DeclarationError, SourceError, TidegateError, TransformError
+from tidegate.errors import (
+    DeclarationError,
+    TidegateError,
+    TransformError,
+    ValueRefused,
+    without_values,
+    words,
+)
 from tidegate.failpoints import reach
 from tidegate.model.load import StagedWrite
 from tidegate.model.staging import new_write_id, staging_table
-from tidegate.postgres.connect import SESSION
+from tidegate.postgres.connect import OWN_PATH, PATH, SESSION
 from tidegate.postgres.types import postgres_type
 from tidegate.spark.copying import SnapshotReader, StagingPlace
 from tidegate.spark.executors import lacking
 from tidegate.spark.outcome import (
     OUTCOME_SCHEMA,
+    VALUE_HINT,
     Carried,
     carried_failure,
     collect_writes,
@@ -59,8 +67,7 @@ def apply_transform(function: Callable[[Any], Any], frame: DataFrame, sync_name:
         if (known := lacking(error)) is not None:
             raise known from error
         raise TransformError(
-            f"the transformation of sync {sync_name} failed: {type(error).__name__}: "
-            f"{_first_line(error)}",
+            f"the transformation of sync {sync_name} failed: {words(error)}",
             "correct the function and run again; nothing was published",
         ) from error
     if not is_frame:
@@ -164,8 +171,8 @@ def _read_share(
         cursor = connection.cursor()
         for statement in (
             *SESSION.split("; "),
-            "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
-            f"SET TRANSACTION SNAPSHOT '{reader.snapshot}'",
+            *reader.snapshot.entering(),
+            *([f"SET LOCAL {OWN_PATH}"] if reader.own_path else []),
         ):
             cursor.execute(statement)
         cursor.execute(reader.statements[index])
@@ -186,25 +193,25 @@ def _equal_in_spark(column: pa.Array, field: pa.Field) -> pa.Array:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    hint = "read a view that casts the column to text, or leave it out"
     if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
         plain = column.cast(pa.int64() if column.type.bit_width == 64 else pa.int32())
         lowest = pc.min(plain).as_py()
         # Both infinities arrive far below 4713 BC, where Postgres' own times begin.
         if lowest is not None and lowest < -(2 ** (column.type.bit_width - 4)):
-            raise SourceError(
+            raise ValueRefused(
                 f"column {field.name} holds infinity or a time beyond the year 294246, which "
                 "Spark does not know",
-                hint,
+                VALUE_HINT,
             )
     if column.type == field.type:
         return column
     try:
         return column.cast(field.type)
     except pa.ArrowInvalid as error:
-        raise SourceError(
-            f"column {field.name} holds a value that Spark does not know: {_first_line(error)}",
-            hint,
+        raise ValueRefused(
+            f"column {field.name} holds a value that does not fit {field.type}",
+            VALUE_HINT,
+            detail=str(error),
         ) from None
 
 
@@ -231,6 +238,7 @@ def copy_share(
         place.check_version()
         with adbc.connect(place.conninfo, autocommit=False) as connection:
             cursor = connection.cursor()
+            cursor.execute(f"SET {PATH}")
             cursor.execute(place.create_statement(write_id).as_string(None))
             reach("stage.write")
             cursor.adbc_ingest(
@@ -251,11 +259,18 @@ def copy_share(
 
 def _adbc_failure(error: Any, side: str) -> dict[str, Any]:
     """ADBC's errors carry the SQLSTATE; psycopg knows which error of its own that is."""
+    import adbc_driver_postgresql.dbapi as adbc
     import psycopg
+    import pyarrow as pa
 
     state = getattr(error, "sqlstate", None)
+    unheld = adbc.DataError | adbc.NotSupportedError | adbc.InternalError
+    if state is None and isinstance(error, unheld):
+        # The server gave the rows, and the driver has no equal of what they hold.
+        return failure(pa.ArrowInvalid(), side)
     known = psycopg.errors.lookup(state) if state else psycopg.OperationalError
-    return failure(known(_first_line(error)), side)
+    found = failure(known(_first_line(error)), side)
+    return {**found, "detail": str(error)}
 
 
 def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -285,6 +300,9 @@ def arrow_type(kind: str) -> pa.DataType:
     }[kind]
 
 
+_NAMING = ("AttributeError", "ImportError", "ModuleNotFoundError", "NameError", "TypeError")
+
+
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
@@ -300,4 +318,5 @@ def _cause(error: BaseException) -> str:
         and not line.startswith(("org.apache.spark", "Caused by"))
         and " " not in line.split(":")[0]
     ]
-    return causes[-1] if causes else (lines[0] if lines else type(error).__name__)
+    found = causes[-1] if causes else (lines[0] if lines else type(error).__name__)
+    return found if found.startswith(_NAMING) else without_values(found)

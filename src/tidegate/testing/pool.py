@@ -22,7 +22,6 @@ from tidegate.testing.rebuild import Rebuilding
 from tidegate.testing.sample import (
     SAMPLE,
     Wanted,
-    begin_reading,
     column_value,
     invent_sample,
     make_sample_table,
@@ -173,10 +172,11 @@ def fill_pool(context: Context, sync: Sync, databases: FreshDatabases, wanted: W
     name = databases.make("pool")
     rule = rule_of(sync)
     with (
-        context.databases.connect(sync.source.connection, "tidegate read") as source,
+        context.databases.connect_source(sync.source.connection) as source,
         databases.connect(name) as copy,
     ):
-        begin_reading(source)
+        # Types are shown with their schema then, so that they mean the same elsewhere.
+        source.execute("SET search_path = ''")
         # Every name and type is checked as a run would, before anything is copied.
         resolved = resolve_source(source, sync)
         if resolved.cursor is not None and resolved.cursor.type is CursorType.XID8:
@@ -188,11 +188,11 @@ def fill_pool(context: Context, sync: Sync, databases: FreshDatabases, wanted: W
         table, key, cursor = resolved.table, tuple(resolved.key), sync.cursor
         zone = sync.cursor_timezone or _timezone(source)
         copy.execute("SET search_path = ''")
-        rebuilding = Rebuilding(source, copy)
-        types = rebuilding.table(table, cursor)
-        make_sample_table(copy, table, types)
-        rows = read_sample(source, copy, table, key, cursor, wanted)
-        source.rollback()
+        with context.reading(source, resolved):
+            rebuilding = Rebuilding(source, copy)
+            types = rebuilding.table(table, cursor)
+            make_sample_table(copy, table, types)
+            rows = read_sample(source, copy, table, key, cursor, wanted)
         notes = rebuilding.notes
         invented = rows == 0 and not wanted.keys
         if invented:

@@ -39,14 +39,6 @@ def column_value(table: Table, name: str) -> sql.SQL:
     return sql.SQL(f"v{table.column_names.index(name) + 1}")
 
 
-def begin_reading(connection: Connection) -> None:
-    """Let the session see one state of the source and write nothing to it."""
-    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-    connection.execute("SELECT set_config('statement_timeout', %s, true)", (_TIMEOUT,))
-    # Types are shown with their schema then, so that they mean the same elsewhere.
-    connection.execute("SET LOCAL search_path = ''")
-
-
 def make_sample_table(copy: Connection, table: Table, types: dict[str, str]) -> None:
     columns = sql.SQL(", ").join(
         sql.SQL("{} {}").format(column_value(table, column.name), sql.SQL(types[column.name]))
@@ -70,6 +62,7 @@ def read_sample(
 ) -> int:
     """Copy the rows over as text, as each server prints and reads its own; how many they are."""
     query = _query(table, key, cursor, wanted)
+    source.execute("SELECT set_config('statement_timeout', %s, true)", (_TIMEOUT,))
     arriving = sql.SQL("COPY {} (written, {}) FROM STDIN").format(SAMPLE, values(table))
     with (
         source.cursor() as reader,

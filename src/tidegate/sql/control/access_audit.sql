@@ -12,3 +12,10 @@ FROM {schema}.access_audit
 WHERE project = %(project)s AND (%(before)s::bigint IS NULL OR id < %(before)s)
 ORDER BY id DESC
 LIMIT %(limit)s
+
+-- name: prune_access
+-- Forget lines of a project that are older than this, some at a time.
+DELETE FROM {schema}.access_audit WHERE id IN (
+    SELECT id FROM {schema}.access_audit
+    WHERE project = %(project)s AND at < now() - %(older_than)s * interval '1 second'
+    ORDER BY at LIMIT %(limit)s)

@@ -80,7 +80,7 @@ ORDER BY j.name, n.needs
 
 -- name: lock_limits
 -- Be alone in counting who uses these resources, until the end of the transaction.
-SELECT pg_advisory_xact_lock(hashtextextended(key, 0))
+SELECT pg_advisory_xact_lock(hashtextextended(key, 0::bigint))
 FROM (SELECT key FROM unnest(%(keys)s::text[]) AS k(key) ORDER BY key) ordered
 
 -- name: set_limits

@@ -24,8 +24,8 @@ SET tried_at = clock_timestamp(), error = excluded.error
 
 -- name: try_lock
 -- One refresh at a time; it ends with the session.
-SELECT pg_try_advisory_lock(hashtextextended(%(key)s, 0))
+SELECT pg_try_advisory_lock(hashtextextended(%(key)s, 0::bigint))
 
 -- name: unlock
 -- Let others refresh.
-SELECT pg_advisory_unlock(hashtextextended(%(key)s, 0))
+SELECT pg_advisory_unlock(hashtextextended(%(key)s, 0::bigint))

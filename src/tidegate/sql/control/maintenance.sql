@@ -51,4 +51,4 @@ LIMIT %(limit)s
 
 -- name: try_turn
 -- One loop at a time decides about a table; until the end of the transaction.
-SELECT pg_try_advisory_xact_lock(hashtextextended(%(key)s, 0))
+SELECT pg_try_advisory_xact_lock(hashtextextended(%(key)s, 0::bigint))

@@ -6,7 +6,7 @@
 
 -- name: try_noticing
 -- One notifier of a project looks at a time; the others leave it to that one.
-SELECT pg_try_advisory_xact_lock(hashtextextended('tidegate notices:' || %(place)s, 0))
+SELECT pg_try_advisory_xact_lock(hashtextextended('tidegate notices:' || %(place)s, 0::bigint))
 
 -- name: list_failures
 -- What has failed since somebody last looked, in the order in which it failed.

@@ -197,7 +197,7 @@ CREATE TABLE {schema}.api_tokens (
     project    text        NOT NULL,
     name       text        NOT NULL,
     hash       bytea       NOT NULL UNIQUE,
-    scope      text        NOT NULL CHECK (scope IN ('read', 'submit', 'admin')),
+    scope      text        NOT NULL CHECK (scope IN ('events', 'read', 'submit', 'admin')),
     created_at timestamptz NOT NULL DEFAULT now(),
     created_by text        NOT NULL,
     expires_at timestamptz,
@@ -324,7 +324,8 @@ CREATE INDEX job_failures_project ON {schema}.job_failures (project, failed_at, 
 
 -- In the transaction that ends the job, whichever statement does: nothing is lost, and a job that
 -- does not fail pays for a comparison only.
-CREATE FUNCTION {schema}.note_failure() RETURNS trigger LANGUAGE plpgsql AS $note$
+CREATE FUNCTION {schema}.note_failure() RETURNS trigger LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $note$
 BEGIN
     EXECUTE format('INSERT INTO %I.job_failures (job_id, project) VALUES ($1, $2)'
                    ' ON CONFLICT (job_id) DO NOTHING', TG_TABLE_SCHEMA)

@@ -2,7 +2,7 @@
 
 -- name: lock_loading
 -- One load of a project at a time.
-SELECT pg_advisory_xact_lock(hashtextextended('tidegate state:' || %(place)s, 0))
+SELECT pg_advisory_xact_lock(hashtextextended('tidegate state:' || %(place)s, 0::bigint))
 
 -- name: has_jobs_of
 -- Whether a project has any job, ended or not.

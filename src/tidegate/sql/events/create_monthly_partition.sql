@@ -21,7 +21,7 @@ BEGIN
         RETURN false;
     END IF;
     -- One at a time for a table, in whichever order the months are asked for.
-    PERFORM pg_advisory_xact_lock(hashtextextended('tidegate month of ' || facts::oid::text, 0));
+    PERFORM pg_advisory_xact_lock(hashtextextended('tidegate month of ' || facts::oid::text, 0::bigint));
     IF EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
                WHERE i.inhparent = facts AND c.relname = part) THEN
         RETURN false;

@@ -1,6 +1,6 @@
 -- The moment that an event names at a path; NULL for whatever is no event or no moment.
 CREATE OR REPLACE FUNCTION {schema}.event_moment(body text, path text[]) RETURNS timestamptz
-LANGUAGE plpgsql STABLE AS
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS
 $body$
 DECLARE
     found text;

@@ -1,9 +1,9 @@
--- raw_events(id, body, payload, received_at, status, processed_at, error)
+-- raw_events(id, body, payload, received_at, status, processed_at, error, sender)
 
 -- name: take_in
 -- Add what is new, in the order of the ids: requests with the same events never deadlock.
-INSERT INTO {raw} (id, body)
-SELECT id, body
+INSERT INTO {raw} (id, body, sender)
+SELECT id, body, %(sender)s
   FROM unnest(%(ids)s::uuid[], %(bodies)s::text[]) AS given (id, body)
  ORDER BY id
     ON CONFLICT (id) DO NOTHING;

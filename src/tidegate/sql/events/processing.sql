@@ -52,10 +52,6 @@ DELETE FROM {schema}.event_batches WHERE id IN (
     LIMIT 10000 FOR UPDATE SKIP LOCKED
 )
 
--- name: ask_end
--- Whether a transaction committed whose answer was lost.
-SELECT pg_xact_status(%(xid)s::text::xid8)
-
 -- name: refuse_staged
 -- Staged events that the tables refuse, each with its reason; they fail now.
 UPDATE {staged} s SET error = m.reason, event_hash = NULL

@@ -35,7 +35,7 @@ WHERE n.nspname = ANY (%(homes)s) AND p.proname = ANY (%(functions)s)
 -- name: lock_tables
 -- One creator at a time, and no long wait for a lock on what others use.
 SELECT set_config('lock_timeout', '2s', true),
-       pg_advisory_xact_lock(hashtextextended(%(lock)s, 0))
+       pg_advisory_xact_lock(hashtextextended(%(lock)s, 0::bigint))
 
 -- name: insert_changes
 -- The row that counts changes of facts and dimensions.

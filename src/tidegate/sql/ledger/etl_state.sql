@@ -35,6 +35,15 @@ WHERE pipeline_name = %(pipeline)s AND table_name = %(table)s
   AND (high_watermark IS NULL OR high_watermark::{type} <= %(value)s::{type}
        OR (NOT %(ordered)s AND %(value)s::text IS NOT NULL))
 
+-- name: recover_state
+-- What the target's own loads say, where the ledger is older than the target.
+UPDATE {schema}.etl_state
+SET high_watermark = %(value)s, position = %(position)s, generation = %(generation)s,
+    version = %(version)s, rows_synced = %(rows)s, update_id = %(update_id)s, fence = %(fence)s,
+    updated_at = now()
+WHERE pipeline_name = %(pipeline)s AND table_name = %(table)s
+  AND version = %(old_version)s AND generation = %(old_generation)s
+
 -- name: reset_state
 -- A person's move: a new generation, so that everything replayed is a new load.
 UPDATE {schema}.etl_state
@@ -61,6 +70,12 @@ SELECT CASE WHEN %(left)s::{type} < %(right)s::{type} THEN -1
 -- The other tables that a pipeline has loaded.
 SELECT table_name FROM {schema}.etl_state
 WHERE pipeline_name = %(pipeline)s AND table_name <> %(table)s AND version > 0
+ORDER BY 1
+
+-- name: other_pipelines
+-- The other pipelines that have loaded a table.
+SELECT pipeline_name FROM {schema}.etl_state
+WHERE table_name = %(table)s AND pipeline_name <> %(pipeline)s AND version > 0
 ORDER BY 1
 
 -- name: delete_state

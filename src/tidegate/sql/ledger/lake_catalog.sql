@@ -20,7 +20,7 @@ CREATE TABLE IF NOT EXISTS {schema}.iceberg_namespace_properties (
 -- A session that names an attempt commits only while that attempt holds its table. FOR SHARE
 -- makes whoever raises the fence wait for a commit that is under way; nothing else is held.
 CREATE OR REPLACE FUNCTION {schema}.refuse_stale_attempt() RETURNS trigger
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     attempt text := nullif(current_setting('tidegate.attempt', true), '');
     maintainer text := nullif(current_setting('tidegate.maintains', true), '');
@@ -54,7 +54,7 @@ FOR EACH ROW EXECUTE FUNCTION {schema}.refuse_stale_attempt();
 -- it has committed over another connection: what it sends now could be what got through there. Of
 -- an attempt that was replaced that is not known any more.
 CREATE OR REPLACE FUNCTION {schema}.refuse_lost_race() RETURNS trigger
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     attempt text := nullif(current_setting('tidegate.attempt', true), '');
     maintainer text := nullif(current_setting('tidegate.maintains', true), '');

@@ -18,6 +18,19 @@ WHERE pipeline_name = %(pipeline)s AND table_name = %(table)s
 ORDER BY id DESC
 LIMIT %(limit)s
 
+-- name: count_put_in
+-- How many rows the loads of a table put in since it was last loaded whole, whoever made them.
+SELECT coalesce(sum(rows), 0)::bigint FROM {schema}.watermark_log l
+WHERE table_name = %(table)s AND id >= coalesce(
+    (SELECT max(id) FROM {schema}.watermark_log f
+     WHERE f.table_name = l.table_name AND f.pipeline_name = l.pipeline_name
+       AND f.reason = 'load full'), 0)
+
+-- name: has_moved
+-- Whether an attempt is named by a move.
+SELECT EXISTS (SELECT FROM {schema}.watermark_log
+               WHERE table_name = %(table)s AND attempt_id = %(attempt_id)s)
+
 -- name: delete_moves
 -- Forget a pipeline's log.
 DELETE FROM {schema}.watermark_log

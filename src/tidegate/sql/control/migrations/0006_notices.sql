@@ -9,7 +9,8 @@ CREATE INDEX job_failures_project ON {schema}.job_failures (project, failed_at, 
 
 -- In the transaction that ends the job, whichever statement does: nothing is lost, and a job that
 -- does not fail pays for a comparison only.
-CREATE FUNCTION {schema}.note_failure() RETURNS trigger LANGUAGE plpgsql AS $note$
+CREATE FUNCTION {schema}.note_failure() RETURNS trigger LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $note$
 BEGIN
     EXECUTE format('INSERT INTO %I.job_failures (job_id, project) VALUES ($1, $2)'
                    ' ON CONFLICT (job_id) DO NOTHING', TG_TABLE_SCHEMA)

@@ -1,0 +1,32 @@
+"""Whatever the owner of a table does to it: equal in the end, or stopped with the way on.
+
+TIDEGATE_SEED=17 runs one seed alone.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from acceptance.ddl_storm import SETTINGS, SYNCS, Storm
+from integration.conftest import MakePlace, make_place
+
+__all__ = ["make_place"]
+
+SEEDS = [int(os.environ["TIDEGATE_SEED"])] if "TIDEGATE_SEED" in os.environ else range(1, 4)
+MORE = range(4, 204)
+
+
+@pytest.mark.parametrize(
+    "seed", [*SEEDS, *(pytest.param(seed, marks=pytest.mark.chaos) for seed in MORE)]
+)
+def test_no_change_of_a_source_loses_rows_or_keeps_others_waiting(
+    make_place: MakePlace,
+    seed: int,
+) -> None:
+    place = make_place(*SYNCS, databases=2, **SETTINGS)
+    storm = Storm(place, seed, commands=4)
+    storm.rage()
+    storm.calm()
+    print(f"seed {seed}: {storm.killed} killed, {dict(storm.table.done)}, {dict(storm.said)}")

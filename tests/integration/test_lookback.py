@@ -1,0 +1,95 @@
+"""What a lookback finds is the newest commit, whatever a clock that is wrong has stamped it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from integration.orders import CREATE, FILL, ORDERS, plan_one
+from integration.without_spark import Make, make
+from tidegate.cli.main import app
+from tidegate.insight.status import read_status
+from tidegate.model.verification import Verdict
+from tidegate.pipeline.verify import verify_sync
+
+__all__ = ["make"]
+
+SYNC = {**ORDERS, "lookback": "1 hour"}
+# The watermark is at 00:10, stamped by a clock that is fast; this update comes later.
+SKEWED = "UPDATE orders SET total = 77, updated_at = '2026-01-01 00:08:30+00' WHERE id = 10"
+RAISED = "UPDATE orders SET total = 78, updated_at = '2026-01-01 00:11+00' WHERE id = 9"
+UNSEEN = "an update that a slow clock stamped below the version before it is not taken"
+
+
+def total(place: Any, key: int) -> Any:
+    return place.target.value(f"SELECT total FROM raw.orders WHERE id = {key}")
+
+
+def test_an_update_that_a_slow_clock_stamped_wins(make: Make) -> None:
+    project, place = make(SYNC)
+    place.source.execute(*CREATE, FILL)
+    project.run("orders")
+    place.source.execute(SKEWED, RAISED)
+    assert not any(UNSEEN in text for text in plan_one(project).warnings)
+    project.run("orders")
+    assert (total(place, 10), total(place, 9)) == (77, 78)
+    assert verify_sync(project.context, project.sync("orders")).verdict is Verdict.EQUAL
+    # What is in already is left alone, and an older version is not read any more.
+    assert project.run("orders").outcome.changed == 0
+
+
+def test_where_a_key_may_occur_twice_the_cursor_decides_and_plan_says_so(make: Make) -> None:
+    project, place = make({**SYNC, "key": "id", "duplicates": "newest"})
+    place.source.execute(CREATE[0].replace(" PRIMARY KEY", ""), CREATE[1], FILL)
+    project.run("orders")
+    place.source.execute("INSERT INTO orders VALUES (10, 1, '2026-01-01 00:08:30+00')")
+    assert any(UNSEEN in text for text in plan_one(project).warnings)
+    project.run("orders")
+    assert total(place, 10) == 10
+
+
+def test_a_view_of_versions_goes_by_the_cursor_and_plan_says_so(make: Make) -> None:
+    project, place = make({**SYNC, "mode": "append", "key": "id"})
+    place.source.execute(*CREATE, FILL)
+    project.run("orders")
+    place.source.execute(SKEWED)
+    assert any(UNSEEN in text for text in plan_one(project).warnings)
+    project.run("orders")
+    assert total(place, 10) == 10
+    assert place.target.value("SELECT count(*) FROM raw.orders_raw WHERE total = 77") == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "index"), [("timestamptz", True), ("timestamptz", False), ("timestamp", True)]
+)
+def test_rows_from_the_future_are_named(make: Make, kind: str, index: bool) -> None:
+    project, place = make({**ORDERS, "cursor_timezone": "UTC"})
+    place.source.execute(CREATE[0].replace("timestamptz", kind), *CREATE[1:][:index])
+    place.source.execute(
+        FILL,
+        "INSERT INTO orders VALUES (20, 1, '2031-01-01 00:00:00'), (21, 1, 'infinity'),"
+        " (22, 1, 'infinity'), (23, 1, '-infinity')",
+    )
+    zone = "+00" if kind == "timestamptz" else ""
+    expected = [
+        f"1 row of public.orders is stamped in the future (up to 2031-01-01 00:00:00{zone}) and "
+        "loaded when that time comes",
+        "2 rows of public.orders are stamped infinity and never loaded; correct updated_at, or use "
+        'changes = "snapshot"',
+    ]
+    first = project.run("orders")
+    assert (first.outcome.rows, first.outcome.notes) == (11, expected)
+    again = project.run("orders")
+    assert (again.found_nothing, again.outcome.notes) == (True, expected)
+    (status,) = read_status(project.context, [project.sync("orders")]).syncs
+    assert list(status.notes) == expected
+    assert list(verify_sync(project.context, project.sync("orders")).notes) == expected
+    shown = CliRunner().invoke(app, ["status", "--project", str(place.folder)]).output
+    assert f"orders: {expected[0]}" in shown
+    document = CliRunner().invoke(app, ["run", "orders", "--json", "--project", str(place.folder)])
+    assert json.loads(document.output)[0]["notes"] == expected
+    place.source.execute("DELETE FROM orders WHERE updated_at > '2030-01-01'")
+    assert project.run("orders").outcome.notes == []

@@ -1,0 +1,484 @@
+"""What a source goes through while it is read: emptied, rewritten, altered, locked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import errors as pg
+from psycopg import sql
+
+from integration.conftest import Database, Place
+from integration.without_spark import InProcess, Make, make  # noqa: F401
+from tidegate.errors import DriftRefused, SourceBusy, SourceChanged
+from tidegate.model.load import StagedWrite
+from tidegate.model.relation import Relation
+from tidegate.postgres.catalog import describe_query, describe_table
+from tidegate.postgres.connect import READER, Connection, connect, own_timeouts
+from tidegate.project import Project
+from tidegate.sources import copy_point as copy_points
+from tidegate.sources import reading as readings
+from tidegate.sources.copy_point import copy_point
+from tidegate.sources.postgres import PostgresSource
+from tidegate.sources.reading import reading
+from tidegate.spark.copying import Copy
+
+ORDERS: dict[str, Any] = {
+    "source": "shop:public.orders",
+    "target": "warehouse:raw.orders",
+    "key": "id",
+    "cursor": "updated_at",
+}
+CREATE = (
+    "CREATE TABLE orders (id bigint PRIMARY KEY, total bigint, updated_at timestamptz NOT NULL)"
+)
+FILL = (
+    "INSERT INTO orders SELECT n, n, '2026-01-01'::timestamptz + n * interval '1 minute'"
+    " FROM generate_series(1, 20) n"
+)
+TIE = FILL.replace("n * interval '1 minute'", "interval '0'")
+ROWS = "SELECT id, total, updated_at FROM {} ORDER BY id"
+PROMPT = {"safety": {"lock_timeout": "1s"}}
+
+
+class Beside(InProcess):
+    """Does something once, right before the rows of the first batch are read."""
+
+    def __init__(self, project: Project, deed: Callable[[], None]) -> None:
+        super().__init__(lambda: project.context.spark)
+        self._deeds = [deed]
+
+    def stage(self, copy: Copy) -> tuple[StagedWrite, ...]:
+        while self._deeds:
+            self._deeds.pop()()
+        return super().stage(copy)
+
+
+def wait_until_locked_out(database: Database, table: str = "orders") -> None:
+    """Return when some session waits for a lock on the table."""
+    with database.connect() as session:
+        for _ in range(3000):
+            row = session.execute(
+                "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = %s::regclass",
+                (table,),
+            ).fetchone()
+            if row and row[0]:
+                return
+            session.execute("SELECT pg_sleep(0.01)")
+    raise AssertionError("nobody waits")
+
+
+def same(place: Place) -> bool:
+    return place.source.execute(ROWS.format("orders")) == place.target.execute(
+        ROWS.format("raw.orders")
+    )
+
+
+class Refresh:
+    """A job of the source that empties a table and fills it again, right when it is to be read.
+
+    It has the lock before the reading asks for it, and commits once the reading waits.
+    """
+
+    def __init__(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._database = database
+        self._begin = readings.begin_read_only
+        self.times = 0
+        monkeypatch.setattr(readings, "begin_read_only", self._beside)
+
+    def _beside(self, session: Connection, application: str = READER) -> None:
+        if application != READER and self.times == 0:
+            self.times += 1
+            refresh = self._database.connect()
+            refresh.execute("BEGIN")
+            refresh.execute("CREATE TEMP TABLE kept ON COMMIT DROP AS SELECT * FROM orders")
+            refresh.execute("TRUNCATE orders")
+            refresh.execute("INSERT INTO orders SELECT * FROM kept")
+            threading.Thread(target=self._commit, args=(refresh,)).start()
+        self._begin(session, application)
+
+    def _commit(self, refresh: psycopg.Connection[Any]) -> None:
+        with refresh:
+            wait_until_locked_out(self._database)
+            refresh.execute("COMMIT")
+
+
+@pytest.mark.parametrize("how", ["replace", "full refresh", "repair", "rest of a tie", "backfill"])
+def test_a_table_that_is_emptied_and_filled_again_is_never_read_as_empty(
+    make: Make,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+) -> None:
+    options = dict(ORDERS)
+    if how == "replace":
+        options["mode"] = "replace"
+        del options["cursor"]
+    if how == "rest of a tie":
+        options["batch_rows"] = 5
+    project, place = make(options)
+    place.source.execute(CREATE, TIE if how == "rest of a tie" else FILL)
+    project.run("orders", max_batches=1)
+    if how != "rest of a tie":
+        place.source.execute("UPDATE orders SET total = total + 1 WHERE id > 5")
+    refresh = Refresh(place.source, monkeypatch)
+    if how == "repair":
+        project.verify("orders", repair=True)
+    elif how == "backfill":
+        project.backfill("orders", low="2026-01-01", high="2026-01-02")
+    else:
+        project.run("orders", full_refresh=how == "full refresh")
+    assert refresh.times == 1
+    assert place.target.value("SELECT count(*) FROM raw.orders") == 20
+    assert same(place)
+
+
+def test_a_tie_is_closed_by_the_rows_after_it_and_not_by_nothing(make: Make) -> None:  # noqa: F811
+    project, place = make({**ORDERS, "batch_rows": 5})
+    place.source.execute(CREATE, TIE)
+    project.run("orders", max_batches=1)
+    place.source.execute("CREATE TABLE kept AS SELECT * FROM orders WHERE id > 5")
+    place.source.execute("DELETE FROM orders WHERE id > 5")
+    assert project.run("orders").found_nothing
+    place.source.execute("INSERT INTO orders SELECT * FROM kept")
+    project.run("orders")
+    assert same(place)
+    place.source.execute("INSERT INTO orders VALUES (99, 1, '2026-02-01')")
+    assert project.run("orders").watermark == "2026-02-01 00:00:00+00"
+    assert same(place)
+
+
+def test_a_tie_whose_rest_was_deleted_does_not_stop_the_rows_after_it(
+    make: Make,  # noqa: F811
+) -> None:
+    project, place = make({**ORDERS, "batch_rows": 5})
+    place.source.execute(CREATE, TIE)
+    project.run("orders", max_batches=1)
+    place.source.execute("DELETE FROM orders WHERE id > 5")
+    place.source.execute("INSERT INTO orders VALUES (99, 1, '2026-02-01')")
+    assert project.run("orders").rows == 1
+    assert same(place)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ALTER TABLE orders ADD COLUMN note text DEFAULT 'none'",
+        "ALTER TABLE orders ALTER total TYPE numeric",
+        "TRUNCATE orders",
+    ],
+)
+def test_a_change_of_the_table_is_let_through_and_the_load_planned_again(
+    make: Make,  # noqa: F811
+    statement: str,
+) -> None:
+    """The reading holds its snapshot and would not go on before the change is done."""
+    project, place = make(ORDERS, **PROMPT)
+    place.source.execute(CREATE, FILL)
+    changed = threading.Event()
+
+    def change() -> None:
+        place.source.execute(statement)
+        changed.set()
+
+    project.context.stager = Beside(project, lambda: start_and_wait(change, changed))
+    report = project.run("orders")
+    assert report.status == "done"
+    assert same(place) or statement.startswith("TRUNCATE")
+    assert report.rows == place.source.value("SELECT count(*) FROM orders")
+
+
+def start_and_wait(work: Callable[[], None], done: threading.Event) -> None:
+    threading.Thread(target=work, daemon=True).start()
+    assert done.wait(30), "the change is kept waiting"
+
+
+def test_a_source_that_stays_locked_is_busy_and_nothing_hangs(make: Make) -> None:  # noqa: F811
+    project, place = make(ORDERS, safety={"lock_timeout": "100ms"})
+    place.source.execute(CREATE, FILL)
+    with place.source.connect() as holder:
+        holder.execute("BEGIN")
+        holder.execute("LOCK TABLE orders IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(SourceBusy) as refused:
+            project.run("orders")
+        assert refused.value.exit_code == 75
+        with pytest.raises(SourceBusy):
+            project.verify("orders")
+    assert project.run("orders").rows == 20
+
+
+def test_a_type_that_changes_between_two_batches_is_never_read_as_the_old_one(
+    make: Make,  # noqa: F811
+) -> None:
+    """Eight bytes are eight bytes: a bigint could be taken for a double."""
+    project, place = make({**ORDERS, "batch_rows": 10})
+    place.source.execute(CREATE, FILL)
+    change = "ALTER TABLE orders ALTER total TYPE double precision"
+    deeds = [change]
+
+    class Changing(InProcess):
+        def stage(self, copy: Copy) -> tuple[StagedWrite, ...]:
+            writes = super().stage(copy)
+            if deeds:
+                # The first batch is staged; the second will be planned with the old type.
+                later = deeds.pop()
+                ended = threading.Thread(target=place.source.execute, args=(later,))
+                ended.start()
+                threads.append(ended)
+            return writes
+
+    threads: list[threading.Thread] = []
+    project.context.stager = Changing(lambda: project.context.spark)
+    try:
+        project.run("orders")
+    except DriftRefused:
+        assert place.target.value("SELECT max(total) FROM raw.orders") <= 20
+    else:
+        assert same(place)
+    threads[0].join()
+
+
+def test_timeouts_of_the_role_or_database_do_not_end_a_reading(make: Make) -> None:  # noqa: F811
+    project, place = make(ORDERS, databases=3)
+    place.source.execute(CREATE, FILL)
+    name = sql.Identifier(place.source.value("SELECT current_database()"))
+    for setting in ("idle_in_transaction_session_timeout", "transaction_timeout"):
+        place.source.execute(
+            sql.SQL("ALTER DATABASE {} SET {} = '50ms'").format(name, sql.SQL(setting))
+        )
+    patient = "SET transaction_timeout = 0; SELECT pg_sleep(0.2)"
+    project.context.stager = Beside(project, lambda: place.source.execute(patient) and None)
+    assert project.run("orders").rows == 20
+    with project.context.databases.connect_source("shop") as session:
+        for setting in ("statement_timeout", "idle_in_transaction_session_timeout"):
+            assert session.execute(f"SHOW {setting}").fetchone() == ("0",)
+        assert session.execute("SHOW lock_timeout").fetchone() == ("5s",)
+
+
+def test_the_first_partition_of_a_table_comes_with_its_rows(make: Make) -> None:  # noqa: F811
+    """Found by their transactions, rows of a table that was not there are read whole."""
+    options = {key: value for key, value in ORDERS.items() if key != "cursor"}
+    project, place = make({**options, "changes": "snapshot"})
+    place.source.execute(
+        CREATE + " PARTITION BY RANGE (id)",
+        "CREATE TABLE first PARTITION OF orders DEFAULT",
+        "INSERT INTO orders VALUES (1, 1, now())",
+    )
+    project.run("orders")
+    place.source.execute("ALTER TABLE orders DETACH PARTITION first")
+    project.run("orders", full_refresh=True)
+    place.source.execute("ALTER TABLE orders ATTACH PARTITION first DEFAULT")
+    project.run("orders")
+    assert same(place)
+
+
+# --- the session itself
+
+BEHIND = {
+    "orders": ["orders"],
+    "days": ["days", "days_one", "days_two"],
+    "parent": ["parent", "child"],
+    "shown": ["orders", "shown"],
+    "SELECT o.id, o.total, o.updated_at FROM orders o JOIN days d USING (id)": ["orders", "days"],
+}
+SCHEMA = (
+    CREATE,
+    FILL,
+    "CREATE TABLE days (id bigint, total bigint, updated_at timestamptz) PARTITION BY RANGE (id)",
+    "CREATE TABLE days_one PARTITION OF days FOR VALUES FROM (0) TO (100)",
+    "CREATE TABLE days_two PARTITION OF days FOR VALUES FROM (100) TO (200)",
+    "CREATE TABLE parent (id bigint, total bigint, updated_at timestamptz)",
+    "CREATE TABLE child () INHERITS (parent)",
+    "CREATE VIEW shown AS SELECT * FROM orders",
+)
+
+
+def open_session(database: Database, lock_seconds: float = 5, **options: str) -> Connection:
+    session = connect(
+        psycopg.conninfo.make_conninfo(database.conninfo, **options),
+        name="the source",
+        application="tidegate source",
+    )
+    own_timeouts(session, lock_seconds)
+    return session
+
+
+def open_source(session: Connection, what: str = "orders") -> PostgresSource:
+    relation = Relation("public", "orders" if what.startswith("SELECT") else what)
+    table = (
+        describe_query(session, relation, what)
+        if what.startswith("SELECT")
+        else describe_table(session, relation)
+    )
+    assert table is not None
+    columns = table.columns
+    return PostgresSource(table, columns, (), None, None, None, batch_rows=10)
+
+
+def count(session: Connection, source: PostgresSource) -> int:
+    row = session.execute(sql.SQL("SELECT count(*) FROM {}").format(source.relation)).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+@pytest.mark.parametrize("what", BEHIND)
+def test_all_tables_behind_a_relation_are_locked_while_it_is_read(
+    database: Database, what: str
+) -> None:
+    database.execute(*SCHEMA)
+    with open_session(database) as session:
+        with reading(session, open_source(session, what), 5):
+            for table in BEHIND[what]:
+                with pytest.raises(pg.LockNotAvailable):
+                    lock(database, table, "50ms")
+        for table in BEHIND[what]:
+            lock(database, table, "5s")
+
+
+def lock(database: Database, table: str, wait: str) -> None:
+    statement = f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"
+    database.execute(f"SET lock_timeout = '{wait}'", "BEGIN", statement, "ROLLBACK")
+
+
+@pytest.mark.parametrize("statement", ["REINDEX TABLE orders", "TRUNCATE orders"])
+def test_a_reading_gives_way_to_whoever_waits_for_its_tables_or_their_indexes(
+    database: Database, statement: str
+) -> None:
+    """A session holds every index that its plans have looked at, and all others queue behind."""
+    database.execute(CREATE, FILL)
+    changed = threading.Event()
+
+    def change() -> None:
+        database.execute(statement)
+        changed.set()
+
+    def read() -> None:
+        with open_session(database) as session:
+            source = open_source(session)
+            with reading(session, source, 1):
+                count(session, source)
+                start_and_wait(change, changed)
+                count(session, source)
+
+    with pytest.raises(SourceBusy, match="waits to change"):
+        read()
+
+
+@pytest.mark.parametrize("what", ["orders", "shown", "narrow"])
+def test_what_this_role_may_not_lock_is_known_by_its_files(
+    database: Database, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A right to read some columns, or a view of another's table, does not allow LOCK TABLE."""
+    database.execute(
+        *SCHEMA,
+        "DROP ROLE IF EXISTS tidegate_columns",
+        "CREATE ROLE tidegate_columns LOGIN",
+        "GRANT SELECT (id, total, updated_at) ON orders TO tidegate_columns",
+        "GRANT SELECT (id, total, updated_at) ON shown TO tidegate_columns",
+        "CREATE VIEW narrow AS SELECT id, total, updated_at FROM orders",
+        "ALTER VIEW narrow OWNER TO tidegate_columns",
+    )
+    refresh = Refresh(database, monkeypatch)
+    try:
+        with open_session(database) as session:
+            session.execute("SET ROLE tidegate_columns")
+            source = open_source(session, what)
+            with reading(session, source, 5):
+                assert count(session, source) == 20
+        assert refresh.times == 1
+    finally:
+        database.execute("DROP OWNED BY tidegate_columns", "DROP ROLE tidegate_columns")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("ALTER TABLE orders ALTER total TYPE double precision", "another type"),
+        ("ALTER TABLE orders RENAME total TO amount", "does not exist"),
+        ("ALTER TABLE orders RENAME TO old", "does not exist"),
+        ("ALTER TABLE orders RENAME TO old; CREATE TABLE orders (LIKE old)", "another table"),
+    ],
+)
+def test_columns_are_those_that_the_source_was_described_with(
+    database: Database, change: str, words: str
+) -> None:
+    database.execute(CREATE, FILL)
+    with open_session(database) as session:
+        source = open_source(session)
+        database.execute(change)
+        with pytest.raises(SourceChanged, match=words), reading(session, source, 5):
+            pass
+        assert session.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_a_domain_is_read_in_the_type_below_it(database: Database) -> None:
+    database.execute(
+        "CREATE DOMAIN price AS numeric(10, 2) CHECK (VALUE >= 0)",
+        "CREATE TABLE orders (id bigint, total price, name varchar(7), at timestamptz(3))",
+    )
+    with open_session(database) as session:
+        source = open_source(session)
+        with reading(session, source, 5):
+            assert count(session, source) == 0
+
+
+def test_a_table_that_is_rewritten_again_and_again_is_busy(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.execute(*SCHEMA)
+    monkeypatch.setattr(readings, "_lock", lambda *_: database.execute("TRUNCATE orders", FILL))
+    with (
+        open_session(database) as session,
+        pytest.raises(SourceBusy, match="emptied or rewritten 5 times"),
+        reading(session, open_source(session), 5),
+    ):
+        pass
+
+
+def test_a_copy_point_whose_table_is_rewritten_before_it_is_locked_is_taken_again(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.execute(*SCHEMA)
+    take, deeds = copy_points._make, ["TRUNCATE orders", FILL]
+
+    def rewriting(*given: Any) -> tuple[str, str]:
+        made = take(*given)
+        if deeds:
+            database.execute(*deeds)
+            deeds.clear()
+        return made
+
+    monkeypatch.setattr(copy_points, "_make", rewriting)
+    with open_session(database) as session:
+        source = open_source(session)
+        with copy_point(
+            database.conninfo, "shop", session, source, timeout_seconds=30, lock_seconds=5
+        ) as point:
+            assert count(session, source) == 20
+            with database.connect() as reader:
+                for statement in point.snapshot.entering():
+                    reader.execute(statement)
+                assert reader.execute("SELECT count(*) FROM orders").fetchone() == (20,)
+
+
+def test_a_run_ends_at_the_horizon_of_its_beginning_however_quick_the_writers_are(
+    make: Make,  # noqa: F811
+) -> None:
+    project, place = make({**ORDERS, "batch_rows": 10})
+    place.source.execute(CREATE, FILL)
+    more = "INSERT INTO orders SELECT max(id) + n, n, clock_timestamp() FROM orders, {} GROUP BY n"
+
+    class Outpaced(InProcess):
+        batches = 0
+
+        def stage(self, copy: Copy) -> tuple[StagedWrite, ...]:
+            self.batches += 1
+            assert self.batches < 10, "the run does not end"
+            place.source.execute(more.format("generate_series(1, 10) n"))
+            return super().stage(copy)
+
+    project.context.stager = Outpaced(lambda: project.context.spark)
+    assert project.run("orders").rows == 20
+    assert not same(place)

@@ -1,0 +1,89 @@
+"""What staging says of a value that cannot be held: the column, what to do, and no contents."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import adbc_driver_manager as adbc
+import psycopg
+import pyarrow as pa
+import pytest
+from psycopg import errors as pg
+
+from tidegate.errors import ConnectionFailed, SourceError, TidegateError, ValueRefused
+from tidegate.lake.files import LakeColumn, LakePlace, write_share
+from tidegate.spark.outcome import Carried, carried_failure, failure
+from tidegate.spark.transforming import _adbc_failure, _equal_in_spark
+
+SECRET = "4711.0815"
+TOO_BIG = pg.NumericValueOutOfRange(f'value "{SECRET}" is too big')
+
+
+def raised(outcome: dict[str, Any]) -> TidegateError:
+    """As the driver raises it."""
+    found = carried_failure(Carried(outcome))
+    assert found is not None
+    return found
+
+
+def too_wide(tmp_path: Path) -> dict[str, Any]:
+    place = LakePlace(str(tmp_path), "folder", (), "a", (LakeColumn("total", "decimal(4,2)"),))
+    batch = pa.RecordBatch.from_arrays([pa.array([Decimal(SECRET)])], names=["total"])
+    return write_share(place, batch, iter(()))
+
+
+def unequal(_: Path) -> dict[str, Any]:
+    try:
+        _equal_in_spark(pa.array([SECRET + "NaN"]), pa.field("total", pa.decimal128(10, 2)))
+    except TidegateError as error:
+        return failure(error, "source")
+    raise AssertionError("it was taken")
+
+
+def of_adbc(kind: type[adbc.Error], state: str | None = None) -> dict[str, Any]:
+    error = kind(f'[libpq] bad value "{SECRET}"', status_code=adbc.AdbcStatusCode.INVALID_DATA)
+    error.sqlstate = state
+    return _adbc_failure(error, "source")
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (too_wide, "total"),
+        (unequal, "total"),
+        (lambda _: of_adbc(adbc.DataError), "reading the source"),
+        (lambda _: of_adbc(adbc.DataError, "22003"), "reading the source"),
+        (lambda _: failure(TOO_BIG, "source"), "reading the source"),
+        (lambda _: failure(pg.NotNullViolation('column "total" is null'), "destination"), "total"),
+        (lambda _: failure(OverflowError(SECRET), "destination"), "staging"),
+    ],
+)
+def test_a_value_that_never_fits_is_permanent_and_says_what_to_do(
+    tmp_path: Path, make: Any, names: str
+) -> None:
+    found = raised(make(tmp_path))
+    assert isinstance(found, ValueRefused)
+    assert found.permanent
+    assert names in found.message
+    assert SECRET not in str(found)
+    assert found.hint is not None
+    assert "run again" not in found.hint.split(";")[0]
+    assert "correct the value" in found.hint
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind"),
+    [
+        (of_adbc(adbc.OperationalError), ConnectionFailed),
+        (failure(psycopg.OperationalError("gone"), "source"), ConnectionFailed),
+        (failure(pg.UndefinedColumn("no such column"), "source"), SourceError),
+    ],
+)
+def test_what_may_pass_by_itself_is_not_permanent(
+    outcome: dict[str, Any], kind: type[TidegateError]
+) -> None:
+    found = raised(outcome)
+    assert type(found) is kind
+    assert not found.permanent
