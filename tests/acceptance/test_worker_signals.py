@@ -107,6 +107,17 @@ def test_told_inside_publish(
     told_inside_publish(make_queue(2, batch_rows=10_000), point, number, is_in)
 
 
+def test_told_when_its_job_is_done(make_queue: MakeQueue) -> None:
+    """There is nothing to give back, so nothing is lost and it has done well."""
+    queue = make_queue(2, batch_rows=10_000)
+    job_id = queue.submit_locked_sync()
+    process, _ = queue.start_and_hold("job.finished")
+    ended = tell(process)
+    assert ended.code == 0, ended
+    assert "attempt_lost" not in ended.err, ended
+    assert queue.job(job_id).status == "done"
+
+
 @pytest.mark.chaos
 @pytest.mark.parametrize("databases", [1, 2, 3])
 @pytest.mark.parametrize("number", BOTH)

@@ -10,8 +10,8 @@ from tidegate.errors import StaleAttempt
 from tidegate.log import log
 from tidegate.model.job import Claim
 
-Leave = Callable[[str], None]
-"""gives the job back, or ends it, for a process that was told to go"""
+Leave = Callable[[str], bool]
+"""gives the job back, or ends it, when its process must go; False when it was not ours any more"""
 
 _INTERRUPT_SECONDS = 1.0
 _PATIENCE_SECONDS = 0.5

@@ -20,24 +20,24 @@ from tidegate.runtime.targets import destination_of_job
 
 
 def leave_run(context: Context, heartbeat: Heartbeat, reason: str, *, cancel: bool) -> int:
-    """Leave the jobs of a process that works its own; returns how many there were.
+    """Leave the jobs of a process that works its own; returns how many were still its own.
 
     A person who presses Ctrl-C wants the work to end: it is cancelled. Whoever stops the machine
     does not: the jobs go back, for the next run or a worker to take up.
     """
     leases = heartbeat.leases()
 
-    def leave(lease: Lease) -> None:
+    def leave(lease: Lease) -> bool:
         actor = f"{user_name()} ({heartbeat.worker.command})"
         if not cancel:
-            leave_job(context, lease.claim, actor=actor, reason=reason)
-            return
+            return leave_job(context, lease.claim, actor=actor, reason=reason)
         with context.plane.connect() as control, suppress(UsageError):
             cancel_job(context, control, lease.claim.job_id, actor=f"{actor}: {reason}")
+            return True
+        return False
 
     with ThreadPoolExecutor(max(1, len(leases))) as pool:
-        list(pool.map(leave, leases))
-    return len(leases)
+        return sum(pool.map(leave, leases))
 
 
 def leave_job(context: Context, claim: Claim, *, actor: str, reason: str) -> bool:

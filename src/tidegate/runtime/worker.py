@@ -123,8 +123,7 @@ class Worker:
         self._claiming.acquire(timeout=0.5)
         leases = [lease for lease in self.heartbeat.leases() if lease.leave is not None]
         with ThreadPoolExecutor(max(1, len(leases))) as pool:
-            list(pool.map(lambda lease: _leave(lease, reason), leases))
-        left = len(leases)
+            left = sum(pool.map(lambda lease: _leave(lease, reason), leases))
         with suppress(psycopg.Error, TidegateError), self._context.plane.connect() as control:
             left += self._give_back_unknown(control, reason)
             Workers(self._context.plane).forget(control, self.heartbeat.worker)
@@ -257,8 +256,8 @@ class Worker:
             if told:
                 record_end(self._context, control, claim, error)
 
-    def _give_back(self, claim: Claim, reason: str) -> None:
-        leave_job(self._context, claim, actor=self._turns.worker_id, reason=reason)
+    def _give_back(self, claim: Claim, reason: str) -> bool:
+        return leave_job(self._context, claim, actor=self._turns.worker_id, reason=reason)
 
     def _wait(self) -> None:
         """Until a job is announced, one ends, one's time comes, or it is time to look again."""
@@ -332,11 +331,15 @@ class Worker:
             pause = min(pause * 2, _LONGEST_WAIT_FOR_DATABASE)
 
 
-def _leave(lease: Lease, reason: str) -> None:
-    """First what others wait for; then Spark need not go on for nobody."""
-    if lease.leave is not None:
-        lease.leave(reason)
-    lease.lose(reason)
+def _leave(lease: Lease, reason: str) -> bool:
+    """First what others wait for; then Spark need not go on for nobody.
+
+    An attempt that has just written its end, and is not dropped yet, has nothing left to lose.
+    """
+    left = lease.leave is not None and lease.leave(reason)
+    if left or not lease.is_settling:
+        lease.lose(reason)
+    return left
 
 
 def _log_stale(claim: Claim) -> None:

@@ -188,8 +188,8 @@ class ClaimedWork:
                 )
         record_end(self.context, self.control, claim, error)
 
-    def _leave(self, reason: str) -> None:
-        leave_job(self.context, self.claimed.claim, actor=self.actor, reason=reason)
+    def _leave(self, reason: str) -> bool:
+        return leave_job(self.context, self.claimed.claim, actor=self.actor, reason=reason)
 
 
 def may_be_retried(error: Exception, error_count: int, max_attempts: int) -> bool:
