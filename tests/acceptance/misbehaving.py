@@ -109,7 +109,7 @@ async def main(port: int, seconds: float) -> None:
                 own.close()
             ended[way.__name__] += 1
             longest[way.__name__] = max(longest[way.__name__], time.monotonic() - began)
-            await asyncio.sleep(1)
+            await asyncio.sleep(0.5)
 
     await asyncio.gather(
         *(client(place, way) for place, way in enumerate(WAYS, 1) for _ in range(EACH))

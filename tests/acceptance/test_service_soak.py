@@ -30,8 +30,6 @@ from tidegate.postgres.embedded import EmbeddedServer
 HONEST, PATIENT = 50, 250
 ALONE_SECONDS, TOGETHER_SECONDS = 20.0, 120.0
 KILLS, SENDERS, BATCH = 20, 4, 100
-# On a machine that does other things too, less than this says nothing.
-LEAST_P99_SECONDS = 0.1
 SLACK_SECONDS = 5.0
 DEADLINES = {
     "silent": REQUEST_SECONDS,
@@ -75,7 +73,7 @@ class Answers:
             self.times.append((began, time.monotonic() - began, status))
             if event is not None and status == 202:
                 self.accepted.append(event)
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(0.5)
 
     async def patient(self, number: int) -> None:
         """Keeps a connection and asks now and then."""
@@ -200,7 +198,7 @@ def test_half_of_all_clients_misbehave_and_the_others_hardly_notice(
         f" trouble {max(loud):.1f} s; {len(together.times)} requests; memory {grown:+.1f} MB;"
         f" {told}"
     )
-    assert p99(quiet) <= max(3 * base, LEAST_P99_SECONDS)
+    assert p99(quiet) <= 3 * base
     assert max(loud) < 12
     assert grown < 30
     for way, seconds in DEADLINES.items():
