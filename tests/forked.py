@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any
 from forking import LENGTH
 
 SERVER = Path(__file__).with_name("forking.py")
+_asking = threading.Lock()
 
 
 class Forked:
@@ -129,10 +131,11 @@ def run(
 
 def _ask(request: Mapping[str, Any], descriptors: list[int]) -> None:
     message = json.dumps(request).encode()
-    server = _server()
-    # Descriptors travel with the first bytes.
-    socket.send_fds(server, [len(message).to_bytes(LENGTH, "big")], descriptors)
-    server.sendall(message)
+    with _asking:
+        server = _server()
+        # Descriptors travel with the first bytes.
+        socket.send_fds(server, [len(message).to_bytes(LENGTH, "big")], descriptors)
+        server.sendall(message)
 
 
 @functools.cache

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from uuid import UUID
+
 import pytest
 
 from integration.conftest import Database
 from integration.destination_conformance import load
 from integration.drifted import BEFORE, EVOLVE, FREEZE, Target, columns, loaded
+from integration.orders import CREATE, ORDERS
+from integration.without_spark import Make, make
+from tidegate import failpoints
 from tidegate.model.rules import Mode, Rules
+
+__all__ = ["make"]
 
 
 class TestVersions:
@@ -80,3 +88,32 @@ class TestVersions:
         said = target.refused(columns("id integer, name text, n bigint, c bigint"), EVOLVE)
         assert "other objects depend on it" in said
         assert "view public.over depends on view" in said
+
+    def test_a_column_that_comes_back_with_another_type_is_changed_by_what_is_said(
+        self, target: Target
+    ) -> None:
+        target.load(columns("id integer, name text, c bigint"), (1, "a", 2))
+        shape = columns("id integer, name text, n uuid, c bigint")
+        said = target.refused(shape, EVOLVE)
+        statements = re.search(r"DROP VIEW .*", said)
+        assert statements is not None, said
+        target.harness.database.execute(*statements.group().splitlines()[0].split("; "))
+        target.load(shape, (1, "b", UUID(int=1), 3))
+        assert target.rows("id, n") == [(1, UUID(int=1))]
+
+
+@pytest.mark.parametrize("mode", ["append", "merge"])
+@pytest.mark.parametrize("refresh", [False, True])
+def test_a_first_load_that_was_cut_short_follows_its_source(
+    make: Make, monkeypatch: pytest.MonkeyPatch, mode: str, refresh: bool
+) -> None:
+    project, place = make({**ORDERS, "mode": mode}, databases=2)
+    place.source.execute(*CREATE, "INSERT INTO orders SELECT generate_series(1, 9)")
+    monkeypatch.setattr(failpoints, "_armed", failpoints._parse("stage.write=raise"))
+    monkeypatch.setattr(failpoints, "_passages", 0)
+    with pytest.raises(Exception, match=r"stage\.write"):
+        project.run("orders", full_refresh=refresh)
+    monkeypatch.undo()
+    place.source.execute("ALTER TABLE orders ADD extra text DEFAULT 'x'")
+    project.run("orders")
+    assert place.target.value("SELECT count(*) FROM raw.orders WHERE extra = 'x'") == 9

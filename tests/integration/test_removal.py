@@ -244,3 +244,35 @@ def test_a_truncate_in_the_log_is_the_sources_own_doing_and_a_copy_is_not(make: 
     with pytest.raises(RemovalRefused, match="190 of the 200 rows"):
         project.run("orders", full_refresh=True)
     assert count(place) == 200
+
+
+@pytest.mark.parametrize(
+    "sync",
+    [{"mode": "merge"}, {"mode": "delete_insert"}, {"mode": "append"}, {"cursor": "day"}],
+    ids=lambda sync: "-".join(sync.values()),
+)
+def test_a_full_refresh_keeps_rows_that_an_open_transaction_of_the_source_holds_back(
+    make: Make, sync: dict[str, Any]
+) -> None:
+    project, place = make({**ORDERS, "key": "id", **sync}, databases=2)
+    place.source.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY, updated_at timestamptz NOT NULL DEFAULT now(),"
+        " day date NOT NULL DEFAULT current_date - 1)",
+        "INSERT INTO orders SELECT generate_series(1, 9)",
+    )
+    project.run("orders")
+    with place.source.connect() as open_session, open_session.transaction():
+        open_session.execute("INSERT INTO orders VALUES (10, now(), current_date)")
+        place.source.execute(
+            "UPDATE orders SET updated_at = clock_timestamp(), day = current_date WHERE id < 5",
+            "INSERT INTO orders VALUES (11, now() + interval '1 year', current_date + 400)",
+        )
+        project.run("orders", full_refresh=True)
+        ids = [number for (number,) in place.target.execute("SELECT id FROM raw.orders ORDER BY 1")]
+        assert ids == list(range(1, 10))
+        assert project.verify("orders").verdict is Verdict.EQUAL
+    project.run("orders")
+    # A day is read when it is over.
+    days = sync.get("cursor") == "day"
+    assert place.target.value("SELECT count(*) FROM raw.orders") == (9 if days else 10)
+    assert project.verify("orders").verdict is Verdict.EQUAL

@@ -81,7 +81,8 @@ def create_view(connection: Connection, relation: Relation, shape: Shape) -> Non
     """Make the view over the raw table."""
     statement = view_statement(relation, shape, shape.names)
     try:
-        connection.execute(statement)
+        with connection.transaction():
+            connection.execute(statement)
     except pg.UniqueViolation:
         # Somebody else made it in the same moment.
         connection.execute(statement)

@@ -10,8 +10,8 @@ from psycopg import sql
 from tidegate.destinations import obstacles
 from tidegate.destinations.changes import Added, Change, Relaxed, Retyped, alter
 from tidegate.destinations.evolution import Evolution, View
-from tidegate.destinations.target import is_versioned, physical_table
-from tidegate.destinations.widening import accepts, retyping, rewrites, widens
+from tidegate.destinations.target import is_versioned, physical_table, retype_by_hand
+from tidegate.destinations.widening import accepts, rewrites, widens
 from tidegate.errors import DriftRefused
 from tidegate.model.column import Column, RelationKind, Table
 from tidegate.model.drift import Loaded, LoadedColumn
@@ -20,7 +20,6 @@ from tidegate.model.rules import Drift, Mode, Rules
 from tidegate.model.shape import Shape, StagedColumn
 from tidegate.postgres.catalog import describe_table
 from tidegate.postgres.connect import Connection
-from tidegate.postgres.identifiers import qualified
 
 # As much is written anew within a second, so readers may wait for it.
 SMALL_BYTES = 16 * 1024 * 1024
@@ -48,12 +47,13 @@ def find_evolution(
     and checked as such.
     """
     table = describe_table(connection, physical_table(relation, shape, rules))
-    if loaded is None or table is None:
+    if table is None:
         return None
     if table.kind not in (RelationKind.TABLE, RelationKind.PARTITIONED):
         return None
-    comparison = Comparison(connection, relation, table, shape, rules, loaded)
-    found = list(comparison.differences())
+    found: list[Difference] = []
+    if loaded is not None:
+        found += Comparison(connection, relation, table, shape, rules, loaded).differences()
     frozen = rules.drift is Drift.FREEZE
     if frozen:
         _refuse_any(relation, found)
@@ -165,19 +165,7 @@ class Comparison:
         )
 
     def _retype(self, existing: Column, wanted: str) -> str:
-        """Statements that can be run as they are: a view of versions holds the types it shows."""
-        steps: list[sql.Composable] = [
-            alter(self.table.relation, retyping(self.connection, existing, wanted))
-        ]
-        if self.relation != self.table.relation:
-            name = qualified(self.relation)
-            row = self.connection.execute(
-                _VIEW, (self.relation.schema, self.relation.name)
-            ).fetchone()
-            if row is not None:
-                steps.insert(0, sql.SQL("DROP VIEW {}").format(name))
-                steps.append(sql.SQL("CREATE VIEW {} AS {}").format(name, sql.SQL(row[0])))
-        return "; ".join(step.as_string(self.connection) for step in steps)
+        return retype_by_hand(self.connection, self.relation, self.table, existing, wanted)
 
     def _obstacle(self, existing: Column, change: Retyped) -> tuple[str, str | None]:
         """How to widen by hand, and why it is not done at once: readers must not wait for it."""
@@ -234,11 +222,6 @@ class Comparison:
         return alter(self.table.relation, action).as_string(self.connection)
 
 
-_VIEW = """
-SELECT btrim(translate(pg_get_viewdef(c.oid), E'\\n', ' '), ' ;')
-FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = %s AND c.relname = %s AND c.relkind = 'v'
-"""
 _WAY_TO_FILL = " (to fill it at once: run with --full-refresh, or rewind the watermark)"
 
 

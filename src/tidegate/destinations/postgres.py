@@ -147,14 +147,16 @@ class PostgresDestination:
                 if evolution.is_needed:
                     check_existing(connection, self.relation, shape, rules, evolution.table)
                     self._evolve(evolution, fence)
-            ensure_target(connection, self.relation, shape, rules)
-            Watermarks(self.ledger).ensure(
-                connection,
-                watermark.pipeline,
-                str(self.relation),
-                watermark.cursor_type,
-                {"columns": record_columns(shape)},
-            )
+            # Together: a target of ours whose columns nobody remembers could not follow its source.
+            with connection.transaction():
+                ensure_target(connection, self.relation, shape, rules)
+                Watermarks(self.ledger).ensure(
+                    connection,
+                    watermark.pipeline,
+                    str(self.relation),
+                    watermark.cursor_type,
+                    {"columns": record_columns(shape)},
+                )
         return notes
 
     def _evolve(self, evolution: Evolution, fence: Fence | None) -> None:

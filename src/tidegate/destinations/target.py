@@ -54,7 +54,7 @@ def check_existing(
     existing = evolved or describe_table(connection, table)
     if existing is None:
         return False
-    check_target(connection, existing, shape, rules)
+    check_target(connection, relation, existing, shape, rules)
     return True
 
 
@@ -147,8 +147,13 @@ def unrecorded(relation: Relation, watermark: Watermark, project: str) -> Target
     )
 
 
-def check_target(connection: Connection, table: Table, shape: Shape, rules: Rules) -> None:
-    """Refuse a target that cannot take the rows, naming every column that stands in the way."""
+def check_target(
+    connection: Connection, target: Relation, table: Table, shape: Shape, rules: Rules
+) -> None:
+    """Refuse a target that cannot take the rows, naming every column that stands in the way.
+
+    `table` is what holds its rows: the target itself, or what lies behind its view.
+    """
     relation = table.relation
     if table.kind not in (RelationKind.TABLE, RelationKind.PARTITIONED):
         raise DestinationError(f"{relation} is not a table", "choose another target")
@@ -169,7 +174,7 @@ def check_target(connection: Connection, table: Table, shape: Shape, rules: Rule
         elif not accepts(connection, existing.type, column.target_type):
             problems.append(
                 f"its column {column.name} is {existing.type}, the rows have {column.target_type}"
-                + _type_words(connection, table, existing, column.target_type)
+                + _type_words(connection, target, table, existing, column.target_type)
             )
     names = {*shape.names, *(append.ADDED if is_versioned(shape, rules) else ())}
     for column_name in _required_columns(connection, table):
@@ -197,18 +202,43 @@ def check_target(connection: Connection, table: Table, shape: Shape, rules: Rule
         )
 
 
-def _type_words(connection: Connection, table: Table, existing: Column, incoming: str) -> str:
+def _type_words(
+    connection: Connection, target: Relation, table: Table, existing: Column, incoming: str
+) -> str:
     """How to let a column take another type, in which zone where the types do not say so."""
-    alter = sql.SQL("ALTER TABLE {} {}").format(
-        qualified(table.relation), retyping(connection, existing, incoming)
-    )
+    by_hand = retype_by_hand(connection, target, table, existing, incoming)
     if not needs_zone(existing.type, incoming):
-        return f": {alter.as_string(connection)}"
+        return f": {by_hand}"
     read = converted(existing.name, incoming, existing.type)
     return (
         f", and no time zone is declared between them (read it as {read.as_string(connection)} in "
-        f"a query of the sync, or: {alter.as_string(connection)})"
+        f"a query of the sync, or: {by_hand})"
     )
+
+
+def retype_by_hand(
+    connection: Connection, target: Relation, table: Table, existing: Column, wanted: str
+) -> str:
+    """Statements that can be run as they are: a view of versions holds the types it shows."""
+    steps: list[sql.Composable] = [
+        sql.SQL("ALTER TABLE {} {}").format(
+            qualified(table.relation), retyping(connection, existing, wanted)
+        )
+    ]
+    if target != table.relation:
+        name = qualified(target)
+        row = connection.execute(_VIEW, (target.schema, target.name)).fetchone()
+        if row is not None:
+            steps.insert(0, sql.SQL("DROP VIEW {}").format(name))
+            steps.append(sql.SQL("CREATE VIEW {} AS {}").format(name, sql.SQL(row[0])))
+    return "; ".join(step.as_string(connection) for step in steps)
+
+
+_VIEW = """
+SELECT btrim(translate(pg_get_viewdef(c.oid), E'\\n', ' '), ' ;')
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relname = %s AND c.relkind = 'v'
+"""
 
 
 def _cascades(connection: Connection, table: Table, rules: Rules) -> list[str]:

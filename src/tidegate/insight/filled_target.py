@@ -72,7 +72,9 @@ def _column_problems(
 ) -> list[str]:
     if sync.transform is None:
         try:
-            check_target(connection, table, passthrough_shape(connection, source), sync.rules)
+            check_target(
+                connection, table.relation, table, passthrough_shape(connection, source), sync.rules
+            )
         except DestinationError as error:
             return [error.message]
         return []

@@ -20,7 +20,7 @@ class BatchKind(StrEnum):
     NULLS = "nulls"
     """rows without a cursor value"""
     FULL = "full"
-    """everything up to high; what is not in it leaves the target"""
+    """everything, of which up to high nothing can come late; what is not in it leaves the target"""
     FRAME = "frame"
     """the rows of a DataFrame, which have no place in a source"""
     SNAPSHOTS = "snapshots"

@@ -7,7 +7,6 @@ from dataclasses import replace
 from psycopg import sql
 
 from tidegate.model.batch import Batch, BatchKind
-from tidegate.model.cursor import CursorType
 from tidegate.model.sync import Sync
 from tidegate.model.watermark import Watermark
 from tidegate.pipeline.passes import since
@@ -87,17 +86,14 @@ def rows_ahead(connection: Connection, source: PostgresSource) -> list[str]:
     small = source.table.has_blocks and source.table.pages <= _FEW_PAGES
     if not (source.reads_by_index or small):
         return []
-    # Not clock_timestamp(), for which no index is used. Clocks may differ by a little.
-    now: sql.Composable = sql.SQL("(statement_timestamp() + interval '1 minute')")
-    if cursor.type is not CursorType.TIMESTAMPTZ:
-        zone = sql.Literal(cursor.zone(connection))
-        now = sql.SQL("({} AT TIME ZONE {})::{}").format(now, zone, sql.SQL(cursor.type.value))
     row = connection.execute(
         sql.SQL(
             "SELECT count(*) FILTER (WHERE isfinite(c)), count(*) FILTER (WHERE NOT isfinite(c)),"
             " max(c) FILTER (WHERE isfinite(c))::text"
             " FROM (SELECT {c} AS c FROM {} WHERE {c} > {} LIMIT {}) s"
-        ).format(source.relation, now, sql.Literal(_MOST_AHEAD), c=sql.Identifier(cursor.name))
+        ).format(
+            source.relation, cursor.soon, sql.Literal(_MOST_AHEAD), c=sql.Identifier(cursor.name)
+        )
     ).fetchone()
     assert row is not None
     later, never, highest = row

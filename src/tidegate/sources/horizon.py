@@ -130,6 +130,18 @@ class CursorColumn:
         """As which a value without a time zone is taken."""
         return self.timezone or _server_timezone(connection)
 
+    @property
+    def soon(self) -> sql.Composed:
+        """A moment from now, since clocks may differ by a little; values above it are ahead.
+
+        Not clock_timestamp(), for which no index is used.
+        """
+        now = sql.SQL("(pg_catalog.statement_timestamp() + interval '1 minute')")
+        if self.type is CursorType.TIMESTAMPTZ:
+            return sql.Composed([now])
+        zone = sql.SQL(f"({_ZONE})") if self.timezone is None else sql.Literal(self.timezone)
+        return sql.SQL("({} AT TIME ZONE {})::{}").format(now, zone, sql.SQL(self.type.value))
+
     def facts(self, connection: Connection, sight: Sight = SIGHT) -> Facts:
         """What decides which promise holds for it; the catalog is asked once."""
         if not self._facts:
@@ -405,8 +417,11 @@ def _bound(connection: Connection, cursor: CursorColumn, moment: datetime) -> st
     return str(row[0])
 
 
+_ZONE = "SELECT reset_val FROM pg_catalog.pg_settings WHERE name = 'TimeZone'"
+
+
 def _server_timezone(connection: Connection) -> str:
-    row = connection.execute("SELECT reset_val FROM pg_settings WHERE name = 'TimeZone'").fetchone()
+    row = connection.execute(_ZONE).fetchone()
     return str(row[0]) if row and row[0] else "UTC"
 
 

@@ -135,7 +135,11 @@ class PostgresSource:
         return self._slice(connection, BatchKind.RANGE, watermark.value, horizon.high)
 
     def full_batch(self, connection: Connection, horizon: Horizon) -> Batch:
-        """Everything up to the horizon, as one batch."""
+        """Everything, as one batch; the watermark then stands at the horizon.
+
+        Rows with a key are read beyond the horizon too: what is not in the batch leaves the
+        target, and a row must not go there because a transaction is open here. They come again.
+        """
         if self.cursor is None:
             whole = Batch(BatchKind.FULL, None, horizon.high)
             return replace(whole, rows=self.count(connection, whole))
@@ -144,9 +148,11 @@ class PostgresSource:
                 f"{self.table.relation} is held back by {horizon.held_by or 'its settle time'}",
                 "run again when that has ended",
             )
-        whole = Batch(BatchKind.FULL, None, horizon.high)
-        count, high = self._count(connection, self.condition(whole))
-        return Batch(BatchKind.FULL, None, high or horizon.high, rows=count)
+        count, highest = self._count(connection, self._between(None, horizon.high))
+        whole = Batch(BatchKind.FULL, None, highest or horizon.high, rows=count)
+        if self.key or self.null_policy is NullPolicy.INCLUDE:
+            return replace(whole, rows=self.count(connection, whole))
+        return whole
 
     def lookback_batch(
         self, connection: Connection, watermark: str, from_value: str | None
@@ -195,7 +201,10 @@ class PostgresSource:
             return sql.SQL("{c} >= {} AND {c} < {}").format(
                 self.value(batch.low), self.value(batch.high), c=self.cursor_identifier
             )
-        condition = self._between(batch.low, batch.high)
+        if batch.kind is BatchKind.FULL and self.key:
+            condition = self._present()
+        else:
+            condition = self._between(batch.low, batch.high)
         if batch.kind is BatchKind.FULL and self.null_policy is NullPolicy.INCLUDE:
             return sql.SQL("({} OR {} IS NULL)").format(condition, self.cursor_identifier)
         return condition
@@ -379,6 +388,12 @@ class PostgresSource:
         if not parts:
             parts.append(sql.SQL("{} IS NOT NULL").format(self.cursor_identifier))
         return sql.SQL(" AND ").join(parts)
+
+    def _present(self) -> sql.Composed:
+        """Rows that have a cursor which is not ahead of the clock."""
+        if self.ordered_by.type.is_number:
+            return self._between(None, None)
+        return sql.SQL("{} <= {}").format(self.cursor_identifier, self.ordered_by.soon)
 
     def _count(self, connection: Connection, where: sql.Composable) -> tuple[int, str | None]:
         row = connection.execute(

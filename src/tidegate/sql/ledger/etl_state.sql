@@ -17,10 +17,12 @@ WHERE pipeline_name LIKE %(prefix)s
 ORDER BY pipeline_name, table_name
 
 -- name: create_state
--- Make the row that later moves compare against.
-INSERT INTO {schema}.etl_state (pipeline_name, table_name, cursor_type, declaration)
+-- Make the row that later moves compare against; a full refresh that came first knew no columns.
+INSERT INTO {schema}.etl_state AS s (pipeline_name, table_name, cursor_type, declaration)
 VALUES (%(pipeline)s, %(table)s, %(cursor_type)s, %(declaration)s)
-ON CONFLICT DO NOTHING
+ON CONFLICT (pipeline_name, table_name) DO UPDATE
+SET declaration = s.declaration || jsonb_build_object('columns', excluded.declaration -> 'columns')
+WHERE s.declaration ->> 'columns' IS NULL AND excluded.declaration ->> 'columns' IS NOT NULL
 
 -- name: move_state
 -- Compare-and-set on version, never down; the cast makes Postgres compare as the cursor does.
