@@ -165,3 +165,13 @@ def test_a_target_that_cannot_take_the_rows_anyway_is_not_changed_first(target: 
     name = target.harness.destination.relation.name
     target.harness.database.execute(f"ALTER TABLE raw.{name} DROP CONSTRAINT {name}_pkey")
     assert "it has no unique index" in target.refused(columns(BEFORE + ", x integer"), EVOLVE)
+
+
+def test_a_type_that_the_values_do_not_fit_is_changed_without_them(database: Database) -> None:
+    target = loaded(database, columns("id integer, n text, c bigint"), (1, "x", 1))
+    shape = columns("id integer, n integer, c bigint")
+    said = target.refused(shape, EVOLVE)
+    assert "USING NULL" in said
+    database.execute(said[said.index("ALTER TABLE") :].partition(" (or")[0])
+    target.load(shape, (1, 7, 2))
+    assert target.rows("id, n") == [(1, 7)]

@@ -222,7 +222,7 @@ def retype_by_hand(
     """Statements that can be run as they are: a view of versions holds the types it shows."""
     steps: list[sql.Composable] = [
         sql.SQL("ALTER TABLE {} {}").format(
-            qualified(table.relation), retyping(connection, existing, wanted)
+            qualified(table.relation), retyping(connection, table.relation, existing, wanted)
         )
     ]
     if target != table.relation:

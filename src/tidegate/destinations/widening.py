@@ -8,8 +8,11 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from tidegate.model.column import Column
+from tidegate.model.relation import Relation
 from tidegate.postgres.connect import Connection
+from tidegate.postgres.identifiers import qualified
 
+_LOOK_MILLISECONDS = 5000
 _LENGTH = re.compile(r"\([0-9, -]+\)")
 # Postgres casts these without being asked, and digits get lost.
 _LOSSY = {
@@ -71,19 +74,31 @@ def converted(name: str, existing: str, wanted: str) -> sql.Composed:
     return sql.SQL("{}::{}").format(value, sql.SQL(wanted))
 
 
-def retyping(connection: Connection, existing: Column, wanted: str) -> sql.Composed:
-    """What ALTER TABLE takes to give a column another type by hand; no cast leaves no values."""
+def retyping(
+    connection: Connection, relation: Relation, existing: Column, wanted: str
+) -> sql.Composed:
+    """What ALTER TABLE takes to give a column another type by hand.
+
+    Where the types know no cast, or a value does not fit, no value stays.
+    """
     name, kind = sql.Identifier(existing.name), sql.SQL(wanted)
     retype = sql.SQL("ALTER COLUMN {} TYPE {} USING {}")
+    value = converted(existing.name, existing.type, wanted)
     try:
         with connection.transaction():
             connection.execute(sql.SQL("SELECT NULL::{}::{}").format(sql.SQL(existing.type), kind))
-    except pg.CannotCoerce:
+            if not needs_zone(existing.type, wanted):
+                connection.execute(f"SET LOCAL statement_timeout = {_LOOK_MILLISECONDS}")
+                look = sql.SQL("SELECT pg_catalog.max(({})::text) FROM {}")
+                connection.execute(look.format(value, qualified(relation)))
+    except pg.QueryCanceled:
+        pass  # too large to be looked at for the sake of a message
+    except (pg.CannotCoerce, pg.DataError):
         relax = sql.SQL("ALTER COLUMN {} DROP NOT NULL, ").format(name)
         return (relax if existing.not_null else sql.Composed([])) + retype.format(
             name, kind, sql.SQL("NULL")
         )
-    return retype.format(name, kind, converted(existing.name, existing.type, wanted))
+    return retype.format(name, kind, value)
 
 
 def rewrites(existing: str, incoming: str) -> bool:
