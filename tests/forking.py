@@ -47,6 +47,7 @@ def main() -> None:
 
 
 def _import_all() -> None:
+    import in_process  # noqa: F401
     import tidegate
 
     for module in pkgutil.walk_packages(tidegate.__path__, "tidegate."):
@@ -87,9 +88,12 @@ def _run(request: Mapping[str, Any], streams: list[int]) -> NoReturn:
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
 
+    import in_process
     from tidegate import failpoints
     from tidegate.cli.main import main
 
+    if in_process.VARIABLE in os.environ:
+        in_process.install()
     failpoints._armed = failpoints._parse(os.environ.get("TIDEGATE_FAILPOINT", ""))
     sys.path[0] = request["folder"]
     script, *_ = sys.argv = request["arguments"]

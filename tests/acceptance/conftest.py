@@ -9,13 +9,14 @@ from typing import Any, Protocol
 
 import pytest
 
-from acceptance.harness import Scene
+from acceptance.harness import NO_SPARK, Scene
 from acceptance.queueing import QUICK, Queue
 from acceptance.spark_server import SparkServer
 from conftest import FAST, MakeDatabase
 from tidegate.postgres.embedded import EmbeddedServer
 
 LOCAL = {"master": "local[2]"}
+CONNECT = {"remote": "the server of this test process"}
 
 
 class MakeScene(Protocol):
@@ -44,9 +45,11 @@ def make_scene(
         destination = make_database("warehouse") if databases > 1 else source
         control = make_database("control") if databases > 2 else destination
         values = {"source": source, "destination": destination, "control": control, **options}
-        values.setdefault("spark", None)
-        if values["spark"] is None:
-            values["spark"] = {"remote": spark_server.url}
+        # Rows that nothing transforms are copied by the command itself, unless Spark is the matter.
+        spark = values.get("spark") or (
+            CONNECT if values.get("lake") or values.get("pipelines") else NO_SPARK
+        )
+        values["spark"] = {"remote": spark_server.url} if spark is CONNECT else spark
         values.setdefault("seed", 7)
         scene = Scene(folder=tmp_path / f"project-{len(made)}", **values)
         made.append(scene)

@@ -11,11 +11,14 @@ from pathlib import Path
 
 import psycopg
 
+import in_process
 from acceptance import lake_oracle, oracle
 from acceptance.lake_oracle import Lake
 from acceptance.processes import Ended, Process, start_run
 
 BUSY = 75
+NO_SPARK = {"master": "local[1]"}
+"""no Spark: commands copy the rows themselves"""
 REGIONS = ("north", "south", "Øst", "o'west")
 
 _TABLE = """
@@ -96,6 +99,11 @@ class Scene:
     def files(self) -> Lake:
         """The lake that is the target."""
         return Lake(self.control, self.folder / ".tidegate")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What its commands need to know besides."""
+        return {in_process.VARIABLE: "1"} if self.spark is NO_SPARK else {}
 
     def write_project(self) -> None:
         lines = ["[project]", 'name = "shop"', f"control = {json.dumps(self.control)}"]
@@ -180,7 +188,14 @@ class Scene:
         self, name: str = "orders", failpoint: str | None = None, options: tuple[str, ...] = ()
     ) -> Process:
         log = self.folder / f"run-{self.number()}-{name}"
-        process = start_run(self.folder, name, log, failpoint=failpoint, options=list(options))
+        process = start_run(
+            self.folder,
+            name,
+            log,
+            failpoint=failpoint,
+            options=list(options),
+            environment=self.environment,
+        )
         self.ends(process)
         return process
 

@@ -163,12 +163,18 @@ class WarmProcess(Process):
 
 
 def start_run(
-    folder: Path, name: str, log: Path, *, failpoint: str | None = None, options: list[str]
+    folder: Path,
+    name: str,
+    log: Path,
+    *,
+    failpoint: str | None = None,
+    options: list[str],
+    environment: Mapping[str, str] | None = None,
 ) -> Process:
     """`tidegate run NAME` in a project, with a failpoint armed or none."""
     armed = {"TIDEGATE_FAILPOINT": failpoint} if failpoint else {}
     command = ["tidegate", "run", name, "--project", str(folder), *options]
-    return WarmProcess(command, log, armed)
+    return WarmProcess(command, log, {**armed, **(environment or {})})
 
 
 def _environment() -> dict[str, str]:

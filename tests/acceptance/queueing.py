@@ -130,6 +130,7 @@ class Queue:
     ) -> Process:
         """Any command of Tidegate in the project."""
         armed = {"TIDEGATE_FAILPOINT": failpoint} if failpoint else {}
+        armed |= self.scene.environment
         words = [*before, command, "--project", str(self.scene.folder), *options]
         if environment is None:
             process: Process = WarmProcess(["tidegate", *words], self._log(command), armed)

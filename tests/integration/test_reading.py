@@ -437,6 +437,29 @@ def test_a_table_that_is_rewritten_again_and_again_is_busy(
         pass
 
 
+def test_a_partition_that_is_dropped_before_it_is_locked_is_not_missed(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.execute(
+        "CREATE TABLE orders (id bigint PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE few PARTITION OF orders FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE many PARTITION OF orders FOR VALUES FROM (10) TO (100)",
+        "INSERT INTO orders SELECT generate_series(1, 20)",
+    )
+    lock, drops = readings._lock, ["DROP TABLE many"]
+
+    def dropping(connection: Connection, tables: list[sql.Composable | None]) -> None:
+        while drops:
+            database.execute(drops.pop())
+        lock(connection, tables)
+
+    monkeypatch.setattr(readings, "_lock", dropping)
+    with open_session(database) as session:
+        source = open_source(session)
+        with reading(session, source, 5):
+            assert count(session, source) == 9
+
+
 def test_a_copy_point_whose_table_is_rewritten_before_it_is_locked_is_taken_again(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

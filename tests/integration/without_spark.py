@@ -1,7 +1,4 @@
-"""Projects whose batches are staged in this process, by the very code of Spark's tasks.
-
-For tests of what happens to rows before and after they travel; how they travel is tested elsewhere.
-"""
+"""Projects that have no Spark: their batches are staged in this process."""
 
 from __future__ import annotations
 
@@ -10,37 +7,11 @@ from typing import Any
 
 import pytest
 
+from in_process import InProcess, NoSpark
 from integration.conftest import MakePlace, Place
-from tidegate.model.load import StagedWrite
 from tidegate.project import Project
-from tidegate.spark.copying import Copy, Sessions, _copy_share
-from tidegate.spark.grouping import Stager
-from tidegate.spark.outcome import raised
-from tidegate.spark.session import SparkSessions
 
 Make = Callable[..., tuple[Project, Place]]
-
-
-class InProcess(Stager):
-    """Stages each share of a batch, one after the other."""
-
-    def stage(self, copy: Copy) -> tuple[StagedWrite, ...]:
-        with Sessions() as sessions:
-            shares = range(len(copy.reader.statements))
-            outcomes = [_copy_share(copy, share, sessions) for share in shares]
-        for failed in (one for one in outcomes if one.get("kind")):
-            raise raised(failed)
-        return tuple(StagedWrite(one["write_id"], one["rows"]) for one in outcomes)
-
-
-class NoSpark(SparkSessions):
-    """Says how wide Spark would be, and refuses to start it."""
-
-    def parallelism(self) -> int:
-        return 1
-
-    def get(self) -> Any:
-        raise AssertionError("Spark was started")
 
 
 def open_without_spark(place: Place) -> Project:

@@ -157,7 +157,7 @@ def _take(
     snapshot: Snapshot,
     given: Callable[[], AbstractContextManager[str]] | None,
 ) -> tuple[Snapshot, list[int]] | None:
-    """Locks and snapshot; None when a table got other files in between."""
+    """Locks and snapshot; None when a table got other files, or went, in between."""
     with connection.transaction():
         _check_types(connection, source)
         behind = {
@@ -174,6 +174,10 @@ def _take(
             else:
                 try:
                     _lock(connection, [one.lock for one in behind.values()])
+                except (pg.UndefinedTable, pg.InvalidSchemaName):
+                    # A partition or a table behind a view, dropped since it was looked at.
+                    _end(connection)
+                    return None
                 except (pg.InsufficientPrivilege, pg.WrongObjectType):
                     # As of a view whose owner may read some columns only: files tell instead.
                     _end(connection)
