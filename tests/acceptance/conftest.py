@@ -49,7 +49,7 @@ def make_scene(
         spark = values.get("spark") or (
             CONNECT if values.get("lake") or values.get("pipelines") else NO_SPARK
         )
-        values["spark"] = {"remote": spark_server.url} if spark is CONNECT else spark
+        values["spark"] = {"remote": spark_server.url} if spark == CONNECT else spark
         values.setdefault("seed", 7)
         scene = Scene(folder=tmp_path / f"project-{len(made)}", **values)
         made.append(scene)

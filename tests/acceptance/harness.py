@@ -103,7 +103,7 @@ class Scene:
     @property
     def environment(self) -> dict[str, str]:
         """What its commands need to know besides."""
-        return {in_process.VARIABLE: "1"} if self.spark is NO_SPARK else {}
+        return {in_process.VARIABLE: "1"} if self.spark == NO_SPARK else {}
 
     def write_project(self) -> None:
         lines = ["[project]", 'name = "shop"', f"control = {json.dumps(self.control)}"]

@@ -7,7 +7,7 @@ import signal
 import psycopg
 import pytest
 
-from acceptance.conftest import LOCAL, MakeScene
+from acceptance.conftest import CONNECT, LOCAL, MakeScene
 from acceptance.harness import Scene
 from acceptance.processes import Ended
 from acceptance.spark_server import SparkServer
@@ -108,7 +108,7 @@ def test_a_dead_spark_worker_fails_the_run_and_nothing_else(
     make_scene: MakeScene, spark_server: SparkServer
 ) -> None:
     """Workers of a Spark of its own are killed by make chaos."""
-    scene = make_scene(2)
+    scene = make_scene(2, spark=CONNECT)
     kill_workers(scene, spark_server)
     scene.run()
     scene.assert_exact()

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from acceptance.conftest import MakeScene
+from acceptance.conftest import CONNECT, MakeScene
 from acceptance.harness import Scene
 from acceptance.scale_out import SCENARIOS, Scenario, check_transformed, write_modules
 from acceptance.spark_server import SparkServer
@@ -15,8 +15,7 @@ from acceptance.test_named_points import IN_PROCESS
 LOCAL_CLUSTER = {"master": "local-cluster[2,1,1024]"}
 
 
-def make(make_scene: MakeScene, spark: dict[str, str] | None = None) -> Scene:
-    """A project on a Spark; None is the Spark Connect server that the tests start."""
+def make(make_scene: MakeScene, spark: dict[str, str] = CONNECT) -> Scene:
     scene = make_scene(2, spark=spark, batch_rows=60)
     write_modules(scene)
     return scene
@@ -38,11 +37,11 @@ def run_all(scene: Scene) -> None:
     ("spark", "killed"),
     [
         pytest.param(LOCAL_CLUSTER, SCENARIOS[-1:], id="local-cluster"),
-        pytest.param(None, SCENARIOS, id="connect"),
+        pytest.param(CONNECT, SCENARIOS, id="connect"),
     ],
 )
 def test_every_movement_is_exact_after_kills(
-    make_scene: MakeScene, spark: dict[str, str] | None, killed: tuple[Scenario, ...]
+    make_scene: MakeScene, spark: dict[str, str], killed: tuple[Scenario, ...]
 ) -> None:
     scene = make(make_scene, spark)
     scene.change()
@@ -137,9 +136,9 @@ def test_a_column_that_is_not_there_is_the_fault_of_the_transformation(
 @pytest.mark.chaos
 @pytest.mark.parametrize("point", IN_PROCESS)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-@pytest.mark.parametrize("spark", [LOCAL_CLUSTER, None], ids=["local-cluster", "connect"])
+@pytest.mark.parametrize("spark", [LOCAL_CLUSTER, CONNECT], ids=["local-cluster", "connect"])
 def test_every_movement_is_exact_after_a_kill_at_every_point(
-    make_scene: MakeScene, spark: dict[str, str] | None, scenario: Scenario, point: str
+    make_scene: MakeScene, spark: dict[str, str], scenario: Scenario, point: str
 ) -> None:
     scene = make(make_scene, spark)
     scene.change(6)

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from acceptance import oracle
-from acceptance.conftest import MakeQueue
+from acceptance.conftest import CONNECT, MakeQueue
 from acceptance.processes import Ended, Process, until
 from acceptance.queueing import QUICK, Queue
 
@@ -67,7 +67,7 @@ def finish(queue: Queue) -> None:
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.chaos)]
 )
 def test_told_while_its_job_sits_in_spark(make_queue: MakeQueue, number: signal.Signals) -> None:
-    queue = make_queue(2, columns=COLUMNS)
+    queue = make_queue(2, columns=COLUMNS, spark=CONNECT)
     scene = queue.scene
     go_on, asleep = scene.flag("go-on"), scene.flag("asleep")
     scene.pipelines = SLEEPING.format(go_on=str(go_on), asleep=str(asleep))

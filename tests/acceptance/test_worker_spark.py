@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from acceptance.conftest import LOCAL, MakeQueue
+from acceptance.conftest import CONNECT, LOCAL, MakeQueue
 from acceptance.processes import Process, until
 
 # Each says that it has come, and waits for the other.
@@ -46,7 +46,7 @@ def java(process: Process) -> list[int]:
 
 
 def test_two_syncs_run_side_by_side(make_queue: MakeQueue) -> None:
-    queue = make_queue(2, tables=("orders", "returns"), columns=COLUMNS)
+    queue = make_queue(2, tables=("orders", "returns"), columns=COLUMNS, spark=CONNECT)
     scene = queue.scene
     scene.pipelines = MEETING.format(folder=str(scene.folder))
     scene.write_project()
