@@ -14,6 +14,7 @@ from psycopg import sql
 
 from conftest import MakeDatabase
 from few_rows import FEW_ROWS
+from in_process import InProcess
 from tidegate.lake.jars import lake_conf
 from tidegate.project import Project
 from tidegate.settings import SparkSettings
@@ -22,10 +23,20 @@ from tidegate.spark.session import SparkSessions
 Rows = list[tuple[Any, ...]]
 
 
+class WarmSpark(SparkSessions):
+    """The Spark of a test process. Rows that nothing transforms are copied without it, by the very
+    code of its tasks, unless `copies` says that this is the matter."""
+
+    copies = False
+
+    def parallelism(self) -> int:
+        return 2
+
+
 @pytest.fixture(scope="session")
-def warm_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSessions]:
-    """The Spark of this test process; it starts with the first test that moves rows."""
-    sessions = SparkSessions(
+def warm_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmSpark]:
+    """It starts with the first test that needs it."""
+    sessions = WarmSpark(
         SparkSettings(master="local[2]", conf=FEW_ROWS),
         tmp_path_factory.mktemp("spark"),
         # There is one Spark for all tests, and some of them have a lake.
@@ -33,6 +44,14 @@ def warm_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSessio
     )
     yield sessions
     sessions.stop()
+
+
+@pytest.fixture
+def spark_copies(warm_spark: WarmSpark) -> Iterator[None]:
+    """Every row of the test travels through Spark."""
+    warm_spark.copies = True
+    yield
+    warm_spark.copies = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +88,8 @@ class Place:
         project = Project.open(self.folder)
         if spark is not None:
             project.context.spark = spark
+            if not getattr(spark, "copies", True):
+                project.context.stager = InProcess(lambda: spark)
         return project
 
 

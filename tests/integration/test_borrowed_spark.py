@@ -17,6 +17,8 @@ from integration.orders import CREATE, FILL, ORDERS
 from tidegate.spark.session import SparkSessions
 from tidegate.spark.tags import interrupt, tagged
 
+pytestmark = pytest.mark.usefixtures("spark_copies")
+
 
 @pytest.fixture
 def spark(warm_spark: SparkSessions) -> SparkSession:

@@ -19,6 +19,8 @@ from tidegate.spark.tags import shared, tagged, work_tag
 PIPELINES = """
 import tidegate as tg
 
+pytestmark = pytest.mark.usefixtures("spark_copies")
+
 @tg.task
 def shuffled(ctx, partitions: int, fails: bool = False):
     found = ctx.spark.range(0, 100_000, 1, partitions).selectExpr("id % 7 AS k")

@@ -16,6 +16,8 @@ from tidegate.spark import copying, grouping
 from tidegate.spark.copying import Copy, SnapshotReader, StagingPlace
 from tidegate.spark.grouping import Groups, Outcome
 
+pytestmark = pytest.mark.usefixtures("spark_copies")
+
 NAMES = ("a", "b", "c", "d", "e", "f")
 
 

@@ -24,6 +24,8 @@ from tidegate.model.relation import Relation
 from tidegate.postgres.catalog import database_identity
 from tidegate.project import Project
 
+pytestmark = pytest.mark.usefixtures("spark_copies")
+
 ORDERS = {"source": "shop:public.orders", "target": "warehouse:raw.orders", "cursor": "updated_at"}
 COUNTED = {**ORDERS, "cursor": "c"}
 
