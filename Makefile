@@ -22,8 +22,8 @@ lint: setup ## Formatting, rules, types and the direction of imports
 test: lint ## Set up, check and run the tests
 	@$(java) .venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-chaos: setup ## The long reliability runs
-	@$(java) .venv/bin/pytest -m chaos
+chaos: setup ## The long reliability runs; PART, MINUTES and SEED are optional
+	@$(java) .venv/bin/python tests/chaos.py $(if $(PART),--part $(PART)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
 bench: setup ## Measure against the floor and the alternatives
 	@$(java) .venv/bin/python -m benchmarks

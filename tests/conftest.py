@@ -10,6 +10,7 @@ from typing import Protocol
 
 import pytest
 
+import chaos_seeds  # noqa: F401 - no process of a test sees TIDEGATE_SEED
 import java_archive
 from databases import Databases
 from tidegate.postgres.embedded import EmbeddedServer

@@ -13,7 +13,8 @@ from acceptance.harness import NO_SPARK, Scene
 from acceptance.queueing import QUICK, Queue
 from acceptance.spark_server import SparkServer
 from conftest import FAST, MakeDatabase
-from tidegate.postgres.embedded import EmbeddedServer
+from tidegate.postgres.embedded import EmbeddedServer, StopMode
+from tried import count
 
 LOCAL = {"master": "local[2]"}
 CONNECT = {"remote": "the server of this test process"}
@@ -61,10 +62,19 @@ def make_scene(
         scene.close()
 
 
+class DoomedServer(EmbeddedServer):
+    """Counts how often it is stopped or crashed."""
+
+    def stop(self, mode: StopMode = "fast") -> bool:
+        stopped = super().stop(mode)
+        count(restarts=stopped)
+        return stopped
+
+
 @pytest.fixture
 def doomed(tmp_path: Path) -> Iterator[EmbeddedServer]:
     """A server of the test's own, to be crashed."""
-    server = EmbeddedServer(tmp_path / "doomed", FAST)
+    server = DoomedServer(tmp_path / "doomed", FAST)
     server.start()
     yield server
     server.stop("immediate")

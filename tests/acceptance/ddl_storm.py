@@ -32,6 +32,7 @@ from integration.without_spark import open_without_spark, without_spark
 from tidegate.errors import TidegateError
 from tidegate.model.verification import Verdict
 from tidegate.project import Project
+from tried import count as tried
 
 LOCK_SECONDS = 1
 SLACK_SECONDS = 10
@@ -406,6 +407,7 @@ class Storm:
             printed.seek(0)
             say(0, what, name, environment["TIDEGATE_FAILPOINT"], code, printed.read())
         self.killed += code == -9
+        tried(kills=code == -9)
 
     def _note(self, name: str, what: str, error: TidegateError) -> None:
         assert error.hint, f"{what} {name} stopped without a way on: {error!r}"
@@ -472,13 +474,11 @@ class Storm:
             missing -= table.late
             different = {one for one in different if one[0] not in table.late}
         different = {one for one in different if one[1] not in columns}
-        wrong = {"missing": missing, "extra": extra, "different": different}
-        assert not any(wrong.values()), f"{name} after a run: {wrong}"
+        _assert_none(f"{name} after a run", missing=missing, extra=extra, different=different)
 
     def _assert_equal(self, name: str) -> None:
         missing, extra, different = self._compare(name)
-        wrong = {"missing": missing, "extra": extra, "different": different}
-        assert not any(wrong.values()), f"{name} in the end: {wrong}"
+        _assert_none(f"{name} in the end", missing=missing, extra=extra, different=different)
 
     def _compare(self, name: str) -> tuple[set[int], set[int], set[tuple[int, str]]]:
         """Keys that are missing and too many, and where values differ, printed by the servers."""
@@ -487,6 +487,7 @@ class Storm:
             wanted = _rows(session, "orders", columns)
         with self.place.target.connect() as session:
             found = _rows(session, f"raw.{name}", columns)
+        tried(rows_compared=len(wanted))
         different = {
             (key, column)
             for key in wanted.keys() & found.keys()
@@ -494,6 +495,11 @@ class Storm:
             if one != other
         }
         return wanted.keys() - found.keys(), found.keys() - wanted.keys(), different
+
+
+def _assert_none(what: str, **wrong: set[Any]) -> None:
+    tried(differences=sum(map(len, wrong.values())))
+    assert not any(wrong.values()), f"{what}: {wrong}"
 
 
 def _printed(session: psycopg.Connection[Any], table: str) -> list[str]:

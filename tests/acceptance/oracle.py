@@ -9,6 +9,7 @@ import psycopg
 from psycopg import sql
 
 from acceptance.processes import until
+from tried import count
 
 Row = tuple[str | None, ...]
 
@@ -42,6 +43,7 @@ def assert_same_rows(expected: list[Row], found: list[Row]) -> None:
     """Compare as bags, so that a double row shows as one."""
     missing = Counter(expected) - Counter(found)
     surplus = Counter(found) - Counter(expected)
+    count(rows_compared=len(expected), differences=missing.total() + surplus.total())
     assert not missing, f"{len(missing)} rows are missing: {list(missing)[:3]}"
     assert not surplus, f"{len(surplus)} rows should not be there: {list(surplus)[:3]}"
 

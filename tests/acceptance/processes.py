@@ -12,8 +12,10 @@ from pathlib import Path
 
 import java_archive
 from forked import Forked
+from tried import count
 
 PATIENCE_SECONDS = 120.0
+STOPPED = "T"
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
@@ -48,6 +50,7 @@ class Process:
         folder: Path | None = None,
     ) -> None:
         self._out, self._err = log.with_suffix(".out"), log.with_suffix(".err")
+        self._counted = False
         with self._out.open("wb") as out, self._err.open("wb") as err:
             streams = (subprocess.DEVNULL, out.fileno(), err.fileno())
             self._process = self._start(
@@ -93,6 +96,7 @@ class Process:
         except subprocess.TimeoutExpired:
             self.kill_all()
             raise AssertionError(f"still running after {seconds:.0f} s:\n{self.err}") from None
+        self._count_kill(code)
         return Ended(code, self.out, self.err)
 
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
@@ -130,7 +134,7 @@ class Process:
     def kill_all(self) -> None:
         """SIGKILL the process and everything it started."""
         self._signal_all(signal.SIGKILL)
-        self._process.wait()
+        self._count_kill(self._process.wait())
         until(lambda: not self.members(), "the killed processes to be gone")
 
     def stop(self) -> None:
@@ -138,7 +142,14 @@ class Process:
         self._signal_all(signal.SIGSTOP)
 
     def resume(self) -> None:
+        """Wake up what was stopped, or has stopped itself at a failpoint."""
+        count(zombies=state_of(self.pid) == STOPPED)
         self._signal_all(signal.SIGCONT)
+
+    def _count_kill(self, code: int) -> None:
+        """However it was killed, a process dies once."""
+        count(kills=code == -signal.SIGKILL and not self._counted)
+        self._counted = True
 
     def _signal_all(self, number: signal.Signals) -> None:
         for pid in self.members():
@@ -146,6 +157,14 @@ class Process:
                 os.kill(pid, number)
             except ProcessLookupError:
                 continue
+
+
+def state_of(pid: int) -> str:
+    """The letter that Linux has for it; none when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 class WarmProcess(Process):

@@ -17,7 +17,14 @@ from psycopg.rows import dict_row
 
 from acceptance import oracle
 from acceptance.harness import Scene
-from acceptance.processes import PATIENCE_SECONDS, Process, WarmProcess, until
+from acceptance.processes import (
+    PATIENCE_SECONDS,
+    STOPPED,
+    Process,
+    WarmProcess,
+    state_of,
+    until,
+)
 from tidegate.control.jobs import Jobs
 from tidegate.model.job import NOTHING, VACUUM, JobRequest, LockAt, Submitted
 from tidegate.model.maintenance import Order
@@ -309,18 +316,11 @@ class Queue:
 
 def is_stopped(pid: int) -> bool:
     """Whether SIGSTOP has reached a process."""
-    return _state(pid) == "T"
+    return state_of(pid) == STOPPED
 
 
 def is_gone(pid: int) -> bool:
-    return _state(pid) in ("", "Z", "X")
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
+    return state_of(pid) in ("", "Z", "X")
 
 
 def _kill(pid: int) -> None:

@@ -16,6 +16,7 @@ from acceptance.processes import Process, until
 from acceptance.queueing import Queue
 from tidegate.control.schedules import Schedules
 from tidegate.errors import BusyError, UsageError
+from tried import count
 
 MONTH = "2026-05"
 # Effects are only ever added: what is done twice is there twice.
@@ -243,6 +244,7 @@ def assert_weathered(queue: Queue, storm: Storm) -> None:
         for step, needed in graph.items()
         if step.startswith("node") and effects.get(step) != [_acting(needed)]
     }
+    count(rows_compared=len(graph), differences=len(wrong))
     assert wrong == {}, "not done once, or before what it requires"
     # An effect that its task does not look for may happen again; that it is done is known once.
     others = [step for step in graph if step.startswith(("brief", "wave"))]

@@ -19,6 +19,7 @@ from acceptance.processes import until
 from acceptance.published import Published, published
 from acceptance.queueing import Queue
 from acceptance.slow_stage import SlowStage
+from chaos_seeds import chosen
 from tidegate.errors import UsageError
 from tidegate.model.job import JobStatus
 
@@ -174,7 +175,7 @@ def test_a_cancel_at_a_random_moment_leaves_all_or_nothing(
     queue.start_ready("--concurrency", "1")
     queue.wait_until_ended(queue.submit_sync())
     answers: list[JobStatus] = []
-    rng, middle = random.Random(5), 0.5
+    rng, middle = random.Random(chosen(5)), 0.5
     for _ in range(rounds):
         scene.change(transactions=1)
         before = published(scene)

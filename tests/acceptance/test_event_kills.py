@@ -18,6 +18,7 @@ import pytest
 from acceptance.event_scene import UNTIL, EventScene
 from acceptance.processes import until
 from acceptance.spark_server import SparkServer
+from chaos_seeds import chosen
 from conftest import MakeDatabase
 from tidegate.failpoints import POINTS
 
@@ -148,7 +149,7 @@ def test_readers_that_never_stop_are_never_kept_waiting(make_events: MakeEvents)
 
 def storm(scene: EventScene, count: int, kills: int, seconds: tuple[float, float]) -> None:
     """Instances that are killed at random moments while events come in."""
-    chance = random.Random(count)
+    chance = random.Random(chosen(count))
     parts = 4
     scene.generate(count // parts, seed=0)
     scene.watch()

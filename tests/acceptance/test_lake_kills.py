@@ -12,6 +12,7 @@ from acceptance.spark_server import SparkServer
 from acceptance.test_modes_killed import finish, make
 from acceptance.test_named_points import IN_LAKE, IN_WORKERS, kill_at, kill_workers
 from acceptance.test_random_kills import kill_after, kill_at_random, settle_and_finish
+from chaos_seeds import chosen
 
 ABOUT_ITS_COMMIT = (
     "branch.created",
@@ -125,8 +126,9 @@ def test_files_that_come_after_the_sweep_are_swept_by_the_next(make_scene: MakeS
 
 
 def test_killed_at_random_moments(make_scene: MakeScene) -> None:
-    scene = make_scene(2, lake=True, seed=21)
-    kill_at_random(scene, random.Random(21), 3, RUN_SECONDS)
+    seed = chosen(21)
+    scene = make_scene(2, lake=True, seed=seed)
+    kill_at_random(scene, random.Random(seed), 3, RUN_SECONDS)
     settle_and_finish(scene)
 
 
@@ -175,8 +177,9 @@ def test_killed_at_every_point_of_its_first_load(make_scene: MakeScene, mode: st
 @pytest.mark.chaos
 @pytest.mark.parametrize("mode", LAKE_MODES)
 def test_killed_at_twenty_random_moments(make_scene: MakeScene, mode: str) -> None:
-    expected = make(make_scene, mode, lake=True, batch_rows=15, seed=22)
-    rng = random.Random(22)
+    seed = chosen(22)
+    expected = make(make_scene, mode, lake=True, batch_rows=15, seed=seed)
+    rng = random.Random(seed)
     for _ in range(5):
         kills = 0
         while kills < 4:
@@ -194,8 +197,9 @@ def test_killed_at_twenty_random_moments(make_scene: MakeScene, mode: str) -> No
 @pytest.mark.chaos
 @pytest.mark.parametrize("mode", ["merge", "append"])
 def test_killed_with_its_jvm_at_random_moments(make_scene: MakeScene, mode: str) -> None:
-    expected = make(make_scene, mode, lake=True, seed=23, spark=LOCAL, batch_rows=60)
-    rng = random.Random(23)
+    seed = chosen(23)
+    expected = make(make_scene, mode, lake=True, seed=seed, spark=LOCAL, batch_rows=60)
+    rng = random.Random(seed)
     for number in range(10):
         everything = number % 2 == 0
         if not kill_after(expected.scene.start(), rng.uniform(3.0, 18.0), everything=everything):

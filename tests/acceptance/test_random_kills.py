@@ -12,6 +12,7 @@ from acceptance.conftest import LOCAL, MakeScene
 from acceptance.harness import Scene
 from acceptance.oracle import wait_until_left
 from acceptance.processes import Process
+from chaos_seeds import chosen
 
 # A run of these small tables, all of it warm, takes about this long.
 RUN_SECONDS = 1.0
@@ -52,14 +53,16 @@ def settle_and_finish(scene: Scene) -> None:
 
 @pytest.mark.parametrize("databases", [1, 2, 3])
 def test_killed_at_random_moments(make_scene: MakeScene, databases: int) -> None:
-    scene = make_scene(databases, seed=databases)
-    kill_at_random(scene, random.Random(databases), 2 if databases != 2 else 1)
+    seed = chosen(databases)
+    scene = make_scene(databases, seed=seed)
+    kill_at_random(scene, random.Random(seed), 2 if databases != 2 else 1)
     settle_and_finish(scene)
 
 
 def test_the_same_run_ten_times_killed_in_between(make_scene: MakeScene) -> None:
-    scene = make_scene(2, seed=10)
-    rng = random.Random(10)
+    seed = chosen(10)
+    scene = make_scene(2, seed=seed)
+    rng = random.Random(seed)
     outcomes = []
     for _ in range(10):
         process = scene.start()
@@ -79,8 +82,9 @@ def test_the_same_run_ten_times_killed_in_between(make_scene: MakeScene) -> None
 @pytest.mark.chaos
 @pytest.mark.parametrize("databases", [1, 2, 3])
 def test_killed_at_fifty_random_moments(make_scene: MakeScene, databases: int) -> None:
-    scene = make_scene(databases, seed=50 + databases, batch_rows=15)
-    rng = random.Random(50 + databases)
+    seed = chosen(50 + databases)
+    scene = make_scene(databases, seed=seed, batch_rows=15)
+    rng = random.Random(seed)
     for _ in range(10):
         kill_at_random(scene, rng, 5)
         settle_and_finish(scene)
@@ -89,8 +93,9 @@ def test_killed_at_fifty_random_moments(make_scene: MakeScene, databases: int) -
 @pytest.mark.chaos
 @pytest.mark.parametrize("databases", [1, 2, 3])
 def test_killed_with_its_jvm_at_random_moments(make_scene: MakeScene, databases: int) -> None:
-    scene = make_scene(databases, seed=70 + databases, spark=LOCAL, batch_rows=15)
-    rng = random.Random(70 + databases)
+    seed = chosen(70 + databases)
+    scene = make_scene(databases, seed=seed, spark=LOCAL, batch_rows=15)
+    rng = random.Random(seed)
     for number in range(10):
         scene.change(2)
         kill_after(scene.start(), rng.uniform(0.5, 12.0), everything=number % 2 == 0)

@@ -19,6 +19,7 @@ from uuid import uuid4
 import psutil
 import pytest
 
+from chaos_seeds import chosen
 from integration.conftest import MakePlace, Place
 from integration.raw_events import event_place
 from integration.served import make_token
@@ -26,6 +27,7 @@ from integration.test_api_process import address_of, served
 from tidegate.api.connections import REQUEST_SECONDS, WRITE_SECONDS
 from tidegate.model.access import Scope
 from tidegate.postgres.embedded import EmbeddedServer
+from tried import count
 
 HONEST, PATIENT = 50, 250
 ALONE_SECONDS, TOGETHER_SECONDS = 20.0, 120.0
@@ -211,7 +213,7 @@ def test_half_of_all_clients_misbehave_and_the_others_hardly_notice(
 @pytest.mark.chaos
 def test_no_event_that_was_accepted_is_lost_when_the_service_is_killed(place: Place) -> None:
     accepted: list[str] = []
-    chance = random.Random(17)
+    chance = random.Random(chosen(17))
 
     def send(port: int) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
@@ -239,11 +241,13 @@ def test_no_event_that_was_accepted_is_lost_when_the_service_is_killed(place: Pl
                 time.sleep(0.01)
             time.sleep(chance.uniform(0, 1.5))
             process.kill()
+            count(kills=1)
             seconds += time.monotonic() - began
             for one in senders:
                 one.join()
     kept = {str(row[0]) for row in place.target.execute("SELECT id FROM raw_events")}
     lost = set(accepted) - kept
+    count(rows_compared=len(accepted), differences=len(lost))
     print(f"{len(accepted)} events accepted in {seconds:.1f} s, {len(kept)} kept, {len(lost)} lost")
     assert not lost
     assert len(accepted) > KILLS * BATCH

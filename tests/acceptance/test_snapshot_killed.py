@@ -10,6 +10,7 @@ from acceptance.conftest import MakeScene
 from acceptance.harness import Scene
 from acceptance.test_late_commits import insert_only, open_transaction, watermark
 from acceptance.test_named_points import kill_at
+from chaos_seeds import chosen, seeds
 
 SNAPSHOT: dict[str, object] = {"changes": "snapshot", "cursor": None}
 
@@ -57,7 +58,7 @@ def test_a_pass_into_a_lake_that_is_killed_about_its_commit_is_finished(
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(range(6)))
 @pytest.mark.parametrize("window", [False, True])
 def test_no_row_is_lost_over_many_overlapping_transactions_and_kills(
     make_scene: MakeScene, seed: int, window: bool
@@ -65,7 +66,7 @@ def test_no_row_is_lost_over_many_overlapping_transactions_and_kills(
     sync = dict(SNAPSHOT)
     if window:
         sync |= {"cursor": "updated_at", "lookback": "1 hour"}
-    scene = make_scene(2, sync=sync, batch_rows=12, seed=seed)
+    scene = make_scene(2, sync=sync, batch_rows=12, seed=chosen(seed))
     rng = scene.rng
     opened: list[psycopg.Connection] = []
     for number in range(12):

@@ -5,17 +5,16 @@ TIDEGATE_SEED=17 runs one seed alone.
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from acceptance.ddl_storm import SETTINGS, SYNCS, Storm
+from chaos_seeds import chosen, seeds
 from integration.conftest import MakePlace, make_place
 
 __all__ = ["make_place"]
 
-SEEDS = [int(os.environ["TIDEGATE_SEED"])] if "TIDEGATE_SEED" in os.environ else range(1, 4)
-MORE = range(4, 204)
+SEEDS = seeds(range(1, 4))
+MORE = seeds(range(4, 204))
 
 
 @pytest.mark.parametrize(
@@ -26,7 +25,7 @@ def test_no_change_of_a_source_loses_rows_or_keeps_others_waiting(
     seed: int,
 ) -> None:
     place = make_place(*SYNCS, databases=2, **SETTINGS)
-    storm = Storm(place, seed, commands=4)
+    storm = Storm(place, chosen(seed), commands=4)
     storm.rage()
     storm.calm()
     print(f"seed {seed}: {storm.killed} killed, {dict(storm.table.done)}, {dict(storm.said)}")

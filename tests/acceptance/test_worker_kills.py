@@ -13,6 +13,7 @@ from acceptance import oracle
 from acceptance.conftest import MakeQueue
 from acceptance.processes import Process, until
 from acceptance.queueing import Queue
+from chaos_seeds import chosen
 
 TABLES = ("orders", "returns", "visits")
 
@@ -73,7 +74,7 @@ def assert_weathered(queue: Queue) -> None:
 
 def test_workers_are_killed_at_random_moments(make_queue: MakeQueue) -> None:
     queue = make_queue(2, tables=TABLES)
-    weather(queue, Storm(kills=8, jobs=100, workers=2, seed=5))
+    weather(queue, Storm(kills=8, jobs=100, workers=2, seed=chosen(5)))
     assert_weathered(queue)
 
 
@@ -81,5 +82,5 @@ def test_workers_are_killed_at_random_moments(make_queue: MakeQueue) -> None:
 @pytest.mark.parametrize("databases", [1, 2, 3])
 def test_four_workers_are_killed_fifty_times(make_queue: MakeQueue, databases: int) -> None:
     queue = make_queue(databases, tables=TABLES, batch_rows=15)
-    weather(queue, Storm(kills=50, jobs=500, workers=4, seed=50 + databases))
+    weather(queue, Storm(kills=50, jobs=500, workers=4, seed=chosen(50 + databases)))
     assert_weathered(queue)

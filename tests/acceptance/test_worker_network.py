@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,6 @@ from acceptance.proxy import SilentProxy
 from acceptance.published import published
 from acceptance.queueing import Queue
 from acceptance.slow_stage import SlowStage
-from conftest import FAST
 from tidegate.control.jobs import Jobs
 from tidegate.errors import TidegateError
 from tidegate.model.job import NOTHING, JobRequest, LockAt
@@ -40,16 +38,6 @@ WORKER = {
 ANSWER_SECONDS = 5.0
 """a sixth of the lease"""
 SLACK_SECONDS = 5.0
-
-
-@pytest.fixture
-def doomed(tmp_path: Path) -> Iterator[EmbeddedServer]:
-    """A server of the test's own, to be stopped."""
-    server = EmbeddedServer(tmp_path / "doomed", FAST)
-    server.start()
-    yield server
-    server.stop("immediate")
-    shutil.rmtree(server.directory)
 
 
 @pytest.fixture
