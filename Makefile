@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint chaos bench clean
+.PHONY: help setup demo check test chaos bench clean
 
 # Java found outside PATH is noted by the set-up; Spark reads JAVA_HOME.
 java = [ -n "$$JAVA_HOME" ] || [ ! -s .venv/java-home ] || export JAVA_HOME="$$(cat .venv/java-home)";
@@ -13,14 +13,11 @@ setup: ## Install everything into .venv; quick when nothing changed
 demo: setup ## Set up, then see a sync survive being killed
 	@$(java) .venv/bin/tidegate demo
 
-lint: setup ## Formatting, rules, types and the direction of imports
-	.venv/bin/ruff check .
-	.venv/bin/ruff format --check .
-	.venv/bin/mypy --strict
-	.venv/bin/lint-imports
+check: setup ## Formatting, rules, types, the direction of imports, and the tests of units
+	@$(java) .venv/bin/python tests/suite.py check
 
-test: lint ## Set up, check and run the tests
-	@$(java) .venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder
+test: setup ## Set up, check and run the tests
+	@$(java) .venv/bin/python tests/suite.py test
 
 chaos: setup ## The long reliability runs; PART, MINUTES and SEED are optional
 	@$(java) .venv/bin/python tests/chaos.py $(if $(PART),--part $(PART)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))

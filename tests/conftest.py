@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import Protocol
 
 import pytest
+from _pytest.terminal import TerminalReporter
 
 import chaos_seeds  # noqa: F401 - no process of a test sees TIDEGATE_SEED
 import java_archive
@@ -19,47 +21,7 @@ from warm_python import WarmPython
 # A test server need not outlive a power failure. It must outlive its own crash, so commits stay
 # synchronous: without that, a killed server forgets what it had confirmed.
 FAST = {"fsync": "off", "full_page_writes": "off"}
-
-# Files that take minutes go first, so that no worker is left alone with one at the end.
-LONGEST = (
-    "test_examples",
-    "test_lake_kills",
-    "test_lake_destination",
-    "test_lake_zombies",
-    "test_lake_faults",
-    "test_late_differential",
-    "test_event_kills",
-    "test_prove",
-    "test_demo",
-    "test_lake_source",
-    "test_lake_prove",
-    "test_testing_kit",
-    "test_scale_out",
-    "test_named_points",
-    "test_maintenance_kills",
-    "test_publish_kills",
-    "test_lake_source_killed",
-    "test_lake_rest",
-    "test_worker_network",
-    "test_publish",
-    "test_cancel",
-    "test_executor_lost",
-    "test_worker_zombies",
-    "test_up",
-    "test_clock",
-    "test_zombies",
-    "test_modes_killed",
-    "test_refresh_killed",
-    "test_restored_control",
-    "test_server_crash",
-    "test_worker_spark",
-    "test_type_properties",
-    "test_worker_signals",
-    "test_wheel",
-    "test_random_kills",
-    "test_worker_kills",
-)
-
+_SLOWEST = 10
 
 # Luigi has no release for a newer Python yet.
 collect_ignore = (
@@ -68,9 +30,22 @@ collect_ignore = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the files by how long they take, as far as that is known."""
-    places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
+    """Long tests first: who is done takes from what another has left, and that should be short."""
+    order = ("acceptance", "integration", "unit")
+    items.sort(key=lambda item: [folder not in item.path.parts for folder in order])
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    """The files that took longest, for whoever adds to them."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += round(report.duration, 1)  # type: ignore[assignment]
+    if len(seconds) > _SLOWEST:
+        terminalreporter.section("slowest files")
+        for name, took in seconds.most_common(_SLOWEST):
+            terminalreporter.write_line(f"{took:7.1f} s  {name}")
 
 
 class MakeDatabase(Protocol):
