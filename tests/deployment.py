@@ -8,14 +8,12 @@ compared with what was written.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
-from cloudcoil.models.keda.v1alpha1 import ScaledJob, TriggerAuthentication
-from cloudcoil.models.kubernetes.apps.v1 import Deployment
-from cloudcoil.models.kubernetes.batch.v1 import Job
 from pydantic import ValidationError
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
@@ -24,12 +22,13 @@ CONTAINERFILE = DEPLOY / "Containerfile"
 
 Document = dict[str, Any]
 
-_MODELS: dict[tuple[str, str], Any] = {
-    ("keda.sh/v1alpha1", "ScaledJob"): ScaledJob,
-    ("keda.sh/v1alpha1", "TriggerAuthentication"): TriggerAuthentication,
-    ("apps/v1", "Deployment"): Deployment,
-    ("batch/v1", "Job"): Job,
+# Imported when they are needed: making the models takes seconds.
+_MODELS = {
+    "keda.sh/v1alpha1": "cloudcoil.models.keda.v1alpha1",
+    "apps/v1": "cloudcoil.models.kubernetes.apps.v1",
+    "batch/v1": "cloudcoil.models.kubernetes.batch.v1",
 }
+_KINDS = ("ScaledJob", "TriggerAuthentication", "Deployment", "Job")
 
 
 class Refused(Exception):
@@ -39,10 +38,12 @@ class Refused(Exception):
 def check_manifest(document: Document) -> None:
     """Raise `Refused` for a missing, unknown or wrongly typed field."""
     kind = (str(document.get("apiVersion")), str(document.get("kind")))
-    if kind not in _MODELS:
+    found = importlib.import_module(_MODELS[kind[0]]) if kind[0] in _MODELS else None
+    model: Any = getattr(found, kind[1], None) if kind[1] in _KINDS else None
+    if model is None:
         raise Refused(f"unknown kind {kind}")
     try:
-        read = _MODELS[kind].model_validate(document, strict=True)
+        read = model.model_validate(document, strict=True)
     except ValidationError as error:
         raise Refused(str(error)) from None
     unknown = list(_differences(document, read.model_dump(by_alias=True, exclude_unset=True)))
