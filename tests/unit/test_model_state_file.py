@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 from datetime import UTC, datetime
 from typing import Any
@@ -58,20 +59,19 @@ def test_a_state_file_is_one_json_document(sections: Sections) -> None:
     assert (document["version"], document["project"], document["fence_token"]) == (1, "shop", 17)
 
 
-@pytest.mark.parametrize("place", range(len(A_FILE)))
-def test_any_flipped_bit_is_refused(place: int) -> None:
-    for bit in range(8):
+def test_any_flipped_bit_is_refused() -> None:
+    for place, bit in itertools.product(range(len(A_FILE)), range(8)):
         damaged = bytearray(A_FILE)
         damaged[place] ^= 1 << bit
         with pytest.raises(StateDamaged) as caught:
             check_state(io.BytesIO(damaged))
-        assert "kept as it is" in (caught.value.hint or "")
+        assert "kept as it is" in (caught.value.hint or ""), (place, bit)
 
 
-@pytest.mark.parametrize("length", range(len(A_FILE)))
-def test_any_file_that_is_cut_off_is_refused(length: int) -> None:
-    with pytest.raises(StateDamaged):
-        check_state(io.BytesIO(A_FILE[:length]))
+def test_any_file_that_is_cut_off_is_refused() -> None:
+    for length in range(len(A_FILE)):
+        with pytest.raises(StateDamaged):
+            check_state(io.BytesIO(A_FILE[:length]))
 
 
 @given(SECTIONS, st.data())
