@@ -86,14 +86,21 @@ def test_a_killed_run_leaves_each_table_either_done_or_as_it_was(
     assert new["orders"] != old["orders"]
 
 
-def test_the_demo_starts_afresh_and_stops_its_server_and_what_it_offers_can_be_typed(
+def test_the_demo_starts_afresh_and_stops_its_server(
+    finished: tuple[Path, dict[str, Any]],
+) -> None:
+    """The whole demo in plain lines, and what it offers, is run by make chaos."""
+    folder, _ = finished
+    assert not (folder / "left-behind").exists()
+    assert not EmbeddedServer(folder / ".tidegate" / "postgres").is_running()
+
+
+@pytest.mark.chaos
+def test_what_the_demo_offers_can_be_typed(
     finished: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The whole demo in plain lines is run by make chaos."""
     folder, report = finished
-    assert not (folder / "left-behind").exists()
     server = EmbeddedServer(folder / ".tidegate" / "postgres")
-    assert not server.is_running()
     DemoScreen().goodbye(folder, report["agree"], report["seconds"], keep=False)
     commands = commands_to_try(capsys.readouterr().out)
     assert len(commands) >= 6

@@ -87,6 +87,7 @@ def test_a_spark_connect_server_maintains_beside_a_spark_of_this_process(
     assert found.level is Level.OK, found
 
 
+@pytest.mark.chaos
 def test_a_spark_of_this_process_maintains(place: Place) -> None:
     local = suite(place, spark={"master": "local[2]"})
     local.check()
@@ -94,6 +95,7 @@ def test_a_spark_of_this_process_maintains(place: Place) -> None:
     local.project.context.spark.stop()
 
 
+@pytest.mark.chaos
 def test_a_cluster_maintains(place: Place) -> None:
     suite(place, spark={"master": LOCAL_CLUSTER})
     search = [str(Path(__file__).parents[1]), str(Path(tidegate.__file__).parents[1])]
