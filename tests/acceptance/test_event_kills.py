@@ -24,15 +24,8 @@ from tidegate.failpoints import POINTS
 
 COUNT = 1_200
 INSTANCES = 4
-# Those of events, and those of any job.
-PASSED = (
-    *(point for point in POINTS if point.startswith("event.")),
-    "job.submitted",
-    "job.claimed",
-    "fence.raised",
-    "job.finishing",
-    "job.finished",
-)
+OF_EVENTS = tuple(point for point in POINTS if point.startswith("event."))
+OF_ANY_JOB = ("job.submitted", "job.claimed", "fence.raised", "job.finishing", "job.finished")
 
 MakeEvents = Callable[..., EventScene]
 
@@ -68,7 +61,9 @@ def undisturbed(make_events: MakeEvents) -> dict[str, list[str]]:
     return _undisturbed
 
 
-@pytest.mark.parametrize("point", PASSED)
+@pytest.mark.parametrize(
+    "point", [*OF_EVENTS, *(pytest.param(one, marks=pytest.mark.chaos) for one in OF_ANY_JOB)]
+)
 def test_killed_at_a_point_and_run_again_it_is_the_same_table_by_table(
     make_events: MakeEvents, point: str
 ) -> None:
@@ -229,7 +224,9 @@ def test_an_instance_that_stops_holds_up_nobody_and_ends_nothing_twice(
 
 
 @pytest.mark.parametrize("point", ["event.provisioned", "event.staged", "event.refreshed"])
-@pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "told", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.chaos)]
+)
 def test_told_to_go_it_leaves_its_job_and_the_next_run_does_what_is_left(
     make_events: MakeEvents, tmp_path: Path, point: str, told: signal.Signals
 ) -> None:

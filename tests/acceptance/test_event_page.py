@@ -42,6 +42,7 @@ def run(command: str, folder: Path, **more: str) -> str:
     return done.stdout
 
 
+@pytest.mark.chaos
 def test_the_page_does_what_it_says(folder: Path) -> None:
     first, *lines = commands()
     assert first == "tidegate init --template events shop && cd shop"

@@ -104,6 +104,7 @@ def test_the_first_sync_example_copies_three_tables_and_keeps_up_with_them(examp
         assert output.count("rows equal") == 3
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("example", ["sensors"], indirect=True)
 def test_the_sensors_example_makes_facts_by_a_model_of_its_own(example: Path) -> None:
     printed = follow_readme(example)
@@ -160,6 +161,7 @@ def test_the_transform_example_loads_what_its_function_returns(example: Path) ->
     assert "found nothing new" in printed["tidegate run orders"][-1]
 
 
+@pytest.mark.chaos
 @pytest.mark.usefixtures("warm_spark")
 @pytest.mark.parametrize("example", ["fifty_tables"], indirect=True)
 def test_the_fifty_tables_example_copies_tables_of_every_kind(example: Path) -> None:
@@ -183,6 +185,7 @@ def test_the_fifty_tables_example_copies_tables_of_every_kind(example: Path) -> 
         assert output.count("rows equal") == 51
 
 
+@pytest.mark.chaos
 @pytest.mark.usefixtures("warm_spark")
 @pytest.mark.parametrize("example", ["lake_maintenance"], indirect=True)
 def test_the_lake_of_many_small_loads_is_put_right_over_http(
@@ -231,6 +234,7 @@ def end_by_id(file: Path) -> None:
             os.kill(int(file.read_text()), signal.SIGTERM)
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("example", ["spark_job"], indirect=True)
 def test_the_spark_job_example_publishes_each_month_once(example: Path) -> None:
     printed = follow_readme(example)
@@ -252,6 +256,7 @@ def test_the_spark_job_example_publishes_each_month_once(example: Path) -> None:
     assert "revenue-2026-10" in printed["tidegate marker list warehouse"][0]
 
 
+@pytest.mark.chaos
 @pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("example", ["pytest"], indirect=True)
 def test_the_pytest_example_is_proved_and_passes_its_own_tests(

@@ -200,7 +200,10 @@ def test_a_catalog_that_cannot_be_opened_is_told_alike_by_every_command(
         assert SECRET not in done.said
 
 
-@pytest.mark.parametrize("status", [401, 403, 500, 503])
+@pytest.mark.parametrize(
+    "status",
+    [401, 503, *(pytest.param(status, marks=pytest.mark.chaos) for status in (403, 500))],
+)
 def test_what_a_catalog_answers_is_told_without_the_token(
     make_place: MakePlace, status: int
 ) -> None:
