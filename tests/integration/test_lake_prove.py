@@ -69,6 +69,7 @@ def prove(make_place: MakePlace, state: Path, *arguments: str) -> dict[str, Any]
     return document
 
 
+@pytest.mark.chaos
 def test_a_sync_into_a_lake_is_proved_in_a_lake_of_its_own(
     make_place: MakePlace, state: Path
 ) -> None:

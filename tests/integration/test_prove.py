@@ -194,6 +194,7 @@ def test_a_transformation_that_is_not_deterministic_is_caught_with_its_column(
     assert done.document["different"] == 24
 
 
+@pytest.mark.chaos
 def test_a_key_that_does_not_tell_rows_apart_is_caught_with_two_of_them(
     make_shop: MakeShop,
 ) -> None:
@@ -223,6 +224,7 @@ def test_a_key_made_wrong_by_the_transformation_is_caught(make_shop: MakeShop) -
     assert finding["total_rows"] < 8
 
 
+@pytest.mark.chaos
 def test_a_cursor_that_is_not_monotonic_is_caught_with_the_row_that_came_too_late(
     make_shop: MakeShop,
 ) -> None:
