@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -35,6 +36,8 @@ _LEAVING_SECONDS = 10.0
 
 def main() -> int:
     what = sys.argv[1]
+    # Started in the background it would be ignored, here and by every command that is tested.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     began = time.monotonic()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     failed: list[str] = []

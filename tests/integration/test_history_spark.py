@@ -16,10 +16,10 @@ from tidegate.spark.measures import spark_measures
 from tidegate.spark.session import SparkSessions
 from tidegate.spark.tags import shared, tagged, work_tag
 
+pytestmark = pytest.mark.usefixtures("spark_copies")
+
 PIPELINES = """
 import tidegate as tg
-
-pytestmark = pytest.mark.usefixtures("spark_copies")
 
 @tg.task
 def shuffled(ctx, partitions: int, fails: bool = False):
