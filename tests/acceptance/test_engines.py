@@ -112,6 +112,7 @@ def test_a_cluster_maintains(place: Place) -> None:
     assert LOCAL_CLUSTER in ended.out
 
 
+@pytest.mark.chaos
 def test_a_thrift_server_maintains_and_logs_no_secret(
     place: Place, thrift_server: ThriftServer
 ) -> None:

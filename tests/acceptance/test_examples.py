@@ -131,6 +131,7 @@ def test_the_sensors_example_makes_facts_by_a_model_of_its_own(example: Path) ->
     assert not list((example / ".tidegate").glob("logs/*spark*"))
 
 
+@pytest.mark.chaos
 @pytest.mark.usefixtures("warm_spark")
 @pytest.mark.parametrize("example", ["transform"], indirect=True)
 def test_the_transform_example_loads_what_its_function_returns(example: Path) -> None:

@@ -91,12 +91,12 @@ def make_cut(server: EmbeddedServer, make_database: MakeDatabase) -> Iterator[Ma
         proxy.close()
 
 
-# Each cut once, in the mode that it could harm most; the others take minutes.
+# Each cut once, where it could harm most; every commit of a load is lost in test_lake_commit_lost.
 @pytest.mark.parametrize(
     ("cut", "mode", "commits"),
     [
-        (Cut.BEFORE_COMMIT, "merge", ("the branch", "main")),
-        (Cut.BEFORE_ANSWER, "append", ("the rows", "main", "the branch's end")),
+        (Cut.BEFORE_COMMIT, "merge", ("main",)),
+        (Cut.BEFORE_ANSWER, "append", ("main",)),
         pytest.param(Cut.BEFORE_COMMIT, "merge", COMMITS, marks=pytest.mark.chaos),
         pytest.param(Cut.BEFORE_ANSWER, "append", COMMITS, marks=pytest.mark.chaos),
         pytest.param(Cut.BEFORE_COMMIT, "append", COMMITS, marks=pytest.mark.chaos),
@@ -108,7 +108,7 @@ def test_the_catalog_s_answer_to_a_commit_is_lost(
 ) -> None:
     """The run may fail; then the next one finds out what has become of it.
 
-    Every commit is lost once; both cuts of each, in both modes, by make chaos.
+    Both cuts of every commit, in both modes, by make chaos.
     """
     for commit in commits:
         proxy, control = make_cut(cut, commit)
@@ -162,7 +162,7 @@ class Elsewhere:
             self._process.kill_all()
 
 
-@pytest.mark.parametrize("mode", ["merge", "append"])
+@pytest.mark.parametrize("mode", [pytest.param("merge", marks=pytest.mark.chaos), "append"])
 def test_others_commit_every_second_while_a_load_goes_on(
     make_scene: MakeScene, elsewhere: Elsewhere, mode: str
 ) -> None:

@@ -136,6 +136,7 @@ def test_a_finding_names_what_a_kill_has_left() -> None:
     assert found.command == "tidegate prove orders --seed 3 --rows 9"
 
 
+@pytest.mark.chaos
 def test_the_testing_kit_runs_and_kills_a_sync_into_a_lake(
     make_place: MakePlace, warm_spark: SparkSessions, server: EmbeddedServer, tmp_path: Path
 ) -> None:
