@@ -9,7 +9,7 @@ import pytest
 
 from integration.cdc_places import FILL, ORDERS, orders_sync, rows, slot_of
 from integration.conftest import Database, MakeProject
-from tidegate.errors import DeclarationError, SourceError
+from tidegate.errors import DeclarationError, LoadError, SourceError
 from tidegate.model.batch import BatchKind
 from tidegate.model.lsn import lsn_value
 
@@ -51,6 +51,24 @@ def test_what_changed_follows_in_whole_transactions(make_project: MakeProject) -
     third = project.run("orders")
     assert third.found_nothing
     assert third.watermark == second.watermark
+
+
+def test_the_slot_stays_where_it_is_while_the_target_refuses_the_rows(
+    make_project: MakeProject,
+) -> None:
+    project, place = make_project(orders_sync(), databases=2)
+    place.source.execute(ORDERS, FILL)
+    first = project.run("orders")
+    place.target.execute("ALTER TABLE raw.orders ADD CONSTRAINT refuse CHECK (id < 10)")
+    place.source.execute("INSERT INTO orders VALUES (10, 10, 'new')")
+
+    with pytest.raises(LoadError, match="publishing into"):
+        project.run("orders")
+
+    assert slot_of(place.source)[1] == first.watermark
+    place.target.execute("ALTER TABLE raw.orders DROP CONSTRAINT refuse")
+    project.run("orders")
+    assert_equal(place.source, place.target)
 
 
 def test_batches_end_with_a_transaction_and_none_is_left(make_project: MakeProject) -> None:

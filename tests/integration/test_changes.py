@@ -388,6 +388,23 @@ def test_a_batch_ends_with_the_transaction_that_fills_it(make_stream: MakeStream
     assert stream.load()[0].changes == 0
 
 
+def test_a_transaction_that_commits_right_behind_another_is_in_the_next_batch(
+    make_stream: MakeStream,
+) -> None:
+    """Nothing is written between their commits: the one begins where the other ends."""
+    stream = make_stream(ORDERS, batch_rows=1)
+    source = stream.place.source
+    with source.connect() as one, source.connect() as other:
+        for number in range(0, 6, 2):
+            for place, session in enumerate((one, other)):
+                session.execute("BEGIN")
+                session.execute("INSERT INTO orders VALUES (%s)", (number + place,))
+            one.execute("COMMIT")
+            other.execute("COMMIT")
+    assert [stream.load()[0].changes for _ in range(6)] == [1] * 6
+    check(stream)
+
+
 def test_a_batch_that_was_planned_is_landed_again_up_to_its_end(make_stream: MakeStream) -> None:
     stream = make_stream(ORDERS, batch_rows=2)
     source = stream.place.source

@@ -21,6 +21,7 @@ from tidegate.model.job import JobRequest
 from tidegate.model.relation import Endpoint
 from tidegate.postgres.connect import connect
 from tidegate.runtime.attempt import raise_fence
+from tidegate.runtime.reclaim import reclaim_dead
 
 CONTROL = uuid4()
 
@@ -238,3 +239,23 @@ def test_a_stale_attempt_does_not_reseed(make_place: MakePlace) -> None:
         current = destination.fences.current(session, "raw.orders")
         assert current is not None
         assert current.attempt_id == "newer"
+
+
+def test_a_dead_attempt_is_fenced_out_before_its_job_is_given_away(make_place: MakePlace) -> None:
+    context = make_place(databases=2).open().context
+    destination = context.destination(Endpoint.parse("warehouse:raw.orders"))
+    control_id = context.control_id()
+    jobs, worker = Jobs(context.plane), Worker.of_this_process()
+    with context.plane.connect() as control, context.plane.connect() as session:
+        Workers(context.plane).register(session, worker, "0")
+        job_id = jobs.submit(control, JobRequest("shop", "sync", "o", "r"), "test").job_id
+        claim = jobs.claim(control, worker.worker_id, job_id, lease_seconds=1e-6)
+        assert claim is not None
+        raised = raise_fence(destination, Tokens(jobs.plane), control, claim, control_id)
+        backoff = context.settings.worker.backoff
+        taken = reclaim_dead(
+            context.plane, control, control_id, lambda _: destination, actor="me", backoff=backoff
+        )
+    assert taken == 1
+    with destination.open() as session, session.transaction(), pytest.raises(FenceLost):
+        destination.fences.lock(session, raised)

@@ -330,6 +330,19 @@ def test_a_worker_that_holds_its_lock_but_not_its_lease_is_reclaimed(
     assert audit(session, job_id)[-1] == "reclaimed"
 
 
+def test_who_reclaims_from_a_dead_attempt_leaves_its_successor_alone(
+    jobs: Jobs, session: Connection, new_worker: NewWorker
+) -> None:
+    job_id = submit(jobs, session)
+    worker = new_worker()[0]
+    claim(jobs, session, worker, lease=1e-6)
+    (dead,) = DeadAttempts(jobs.plane).list(session)
+    assert DeadAttempts(jobs.plane).reclaim(session, dead, "sweeper")
+    claim(jobs, session, worker, lease=1e-6)
+    assert not DeadAttempts(jobs.plane).reclaim(session, dead, "a slower sweeper")
+    assert state(session, job_id)[0] == "running"
+
+
 def test_of_many_sweepers_exactly_one_reclaims(
     jobs: Jobs, session: Connection, new_worker: NewWorker
 ) -> None:

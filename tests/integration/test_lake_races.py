@@ -182,6 +182,31 @@ def test_others_who_keep_writing_lose_nothing_and_stop_no_load(
     assert len(picked) == (times == 6 and mode is Mode.APPEND)
 
 
+def test_rows_that_another_takes_back_once_the_branch_is_made_do_not_return(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Main then lies behind the branch, and nothing would hinder its move to all of it."""
+    harness = append_harness(lake)
+    next_attempt(harness, "before")
+    relation = harness.destination.relation
+    taken_back = [harness.read().main]
+    with harness.session() as foreign:
+        foreign.run(f"INSERT INTO {lake.catalog.quoted(relation)} VALUES (9, 'external', 0)")
+
+        def roll_back(name: str) -> None:
+            if name == "branch.created" and taken_back:
+                snapshot = taken_back.pop()
+                foreign.run(
+                    "CALL `lake`.system.rollback_to_snapshot("
+                    f"table => 'raw.{relation.name}', snapshot_id => {snapshot})"
+                )
+
+        monkeypatch.setattr(lake_publishing, "reach", roll_back)
+        next_attempt(harness, "u")
+    assert {row[1] for row in harness.rows()} == {"before", "u"}
+    assert_in_once(harness, "u", version=2)
+
+
 def test_what_an_attempt_says_of_its_commits_is_said_of_no_others(lake: Lake) -> None:
     harness = append_harness(lake)
     into = lake.catalog.quoted(harness.destination.relation)

@@ -246,6 +246,23 @@ def test_a_session_ended_in_the_middle_of_a_publish_is_published_once(
     assert harness.watermark().version == 1
 
 
+def test_a_commit_that_is_refused_leaves_no_row_no_marker_and_no_move(
+    harness: PostgresHarness,
+) -> None:
+    load(harness, (1, "a", 1), high=1, update_id="u1")
+    harness.database.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " 'BEGIN RAISE check_violation; END'",
+        f"CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON {harness.table} DEFERRABLE INITIALLY"
+        " DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()",
+    )
+    with pytest.raises(LoadError, match="publishing into"):
+        load(harness, (2, "b", 2), high=2, update_id="u2")
+    assert harness.rows() == [(1, "a", 1)]
+    assert harness.markers() == ["u1"]
+    assert harness.watermark().version == 1
+
+
 def test_a_fence_raised_between_tries_stops_the_second(harness: PostgresHarness) -> None:
     load(harness, (1, "a", 1))
     zombie = harness.attempt()
