@@ -263,14 +263,18 @@ def test_rows_without_a_cursor_follow_the_policy(session: Connection) -> None:
     assert open_source(session, null_policy=NullPolicy.RAISE).null_batch(session) is None
 
 
-def test_a_full_batch_is_everything_up_to_the_horizon(session: Connection) -> None:
+@pytest.mark.parametrize(("key", "beyond"), [(("id",), [5]), ((), [])])
+def test_a_full_batch_ends_at_the_horizon_only_where_rows_have_no_key(
+    session: Connection, key: tuple[str, ...], beyond: list[int]
+) -> None:
     orders(session, 1, None, 3, 4, 9)
-    for policy, expected in (
+    for policy, up_to in (
         (None, [1, 3, 4]),
         (NullPolicy.EXCLUDE, [1, 3, 4]),
         (NullPolicy.INCLUDE, [1, 2, 3, 4]),
     ):
-        source = open_source(session, null_policy=policy)
+        expected = [*up_to, *beyond]
+        source = open_source(session, null_policy=policy, key=key)
         batch = source.full_batch(session, replace(EVERYTHING, high="5"))
         assert (batch.kind, batch.high, batch.rows) == ("full", "4", len(expected))
         assert ids(session, source, batch) == expected
