@@ -153,6 +153,28 @@ def test_what_is_in_no_log_stops_a_run(
     assert obstacles(project) == []
 
 
+def test_a_partition_that_came_with_rows_and_went_again_stops_runs_until_a_repair(
+    make: Make,
+) -> None:
+    project, place = loaded(make, *PARTS)
+    place.source.execute(
+        MADE.format("late"),
+        "INSERT INTO late SELECT i, i FROM generate_series(20, 29) i",
+        ATTACH.format("late", 20, 30),
+        "UPDATE orders SET note = 'y' WHERE day >= 20",
+    )
+    with pytest.raises(ChangesLost, match="late was attached"):
+        project.run("orders")
+    place.source.execute(DETACH.format("late"))
+    for _ in range(2):
+        with pytest.raises(ChangesLost, match="late was detached or dropped"):
+            project.run("orders")
+    project.verify("orders", repair=True)
+    assert is_equal(place)
+    project.run("orders")
+    assert obstacles(project) == []
+
+
 def test_a_repair_that_finds_nothing_lets_runs_go_on(make: Make) -> None:
     project, place = loaded(make, *PARTS)
     place.source.execute("DELETE FROM orders WHERE day >= 10")

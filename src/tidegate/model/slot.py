@@ -9,6 +9,7 @@ from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 MAX_NAME = 63
+UNCOPIED = -1
 _DIGEST = 8
 _UNFIT = re.compile(r"[^a-z0-9_]+")
 
@@ -37,7 +38,7 @@ class TableState:
     oid: int
     name: str
     link: int
-    """the transaction that made it a partition; 0 for the table itself"""
+    """the transaction that made it a partition; 0 for the table itself, or UNCOPIED"""
     node: int
     """its file, which VACUUM FULL, TRUNCATE and rewrites replace; 0 where it has none"""
     toast: int
@@ -71,6 +72,13 @@ class Tables:
     def is_as(self, other: Tables | None) -> bool:
         """Whether nothing has happened but changes of rows."""
         return other is not None and self.at(other).states == other.at(other).states
+
+    def joined(self, later: Tables) -> Tables:
+        """With the tables that have come since, as ones whose rows were never copied."""
+        known = self.by_oid()
+        come = (one for one in later.states if one.node and one.oid not in known)
+        uncopied = (replace(one, link=UNCOPIED, empty=False) for one in come)
+        return replace(self, states=(*self.states, *uncopied))
 
     def at(self, later: Tables) -> Tables:
         """As they are remembered with what is loaded up to a later moment: empty is only what is

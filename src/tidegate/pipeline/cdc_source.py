@@ -112,7 +112,8 @@ class CdcSource:
         # A repair makes good what is seen now only when all that the log has of it is loaded.
         upto = flushed_position(connection) if unlogged else read_server(connection).lsn
         later = read_tables(connection, self.source).tables
-        good = found.tables if before is None or not unlogged else before
+        # Of a partition that came with rows, the log may bring more, which stay when it goes again.
+        good = found.tables if before is None or not unlogged else before.joined(found.tables)
         seen = origin.seen.at(later) if unlogged and origin.seen is not None else None
         return Look(
             replace(origin, tables=good.at(later), seen=seen),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from tidegate.model.slot import Tables, TableState
+from tidegate.model.slot import UNCOPIED, Tables, TableState
 from tidegate.postgres.connect import Connection
 from tidegate.sources import pgoutput
 from tidegate.sources.pgoutput import Damaged, damaged
@@ -127,8 +127,8 @@ def find_unlogged(
     suspects: list[tuple[TableState, TableState]] = []
     for state in now.values():
         known = old.get(state.oid)
-        if known is None:
-            if state.node and not _came_empty(state, old, found):
+        if known is None or known.link == UNCOPIED:
+            if known or (state.node and not _came_empty(state, old, found)):
                 said.append(
                     f"partition {state.name} was attached, and nothing shows that it was empty then"
                 )
