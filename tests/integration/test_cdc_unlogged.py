@@ -175,6 +175,27 @@ def test_a_partition_that_came_with_rows_and_went_again_stops_runs_until_a_repai
     assert obstacles(project) == []
 
 
+def test_a_partition_that_came_and_went_between_two_runs_stops_runs_until_a_repair(
+    make: Make,
+) -> None:
+    project, place = loaded(make, *PARTS)
+    place.source.execute(
+        "CREATE TABLE late PARTITION OF orders FOR VALUES FROM (20) TO (30)",
+        "INSERT INTO orders VALUES (20, 20)",
+        DETACH.format("late"),
+    )
+    for said in ("late was attached and is gone", "late was detached or dropped"):
+        with pytest.raises(ChangesLost, match=said):
+            project.run("orders")
+    project.verify("orders", repair=True)
+    assert is_equal(place)
+    # What the log has of it once more, for a reader that is behind, says nothing new.
+    place.source.execute("UPDATE orders SET note = 'z' WHERE day = 1")
+    project.run("orders")
+    assert is_equal(place)
+    assert obstacles(project) == []
+
+
 def test_a_repair_that_finds_nothing_lets_runs_go_on(make: Make) -> None:
     project, place = loaded(make, *PARTS)
     place.source.execute("DELETE FROM orders WHERE day >= 10")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
@@ -75,10 +75,17 @@ class Tables:
 
     def joined(self, later: Tables) -> Tables:
         """With the tables that have come since, as ones whose rows were never copied."""
+        return self.with_uncopied((one.oid, one.name) for one in later.states if one.node)
+
+    def with_uncopied(self, tables: Iterable[tuple[int, str]]) -> Tables:
+        """With these, by oid and name, of which only the log has brought rows."""
         known = self.by_oid()
-        come = (one for one in later.states if one.node and one.oid not in known)
-        uncopied = (replace(one, link=UNCOPIED, empty=False) for one in come)
-        return replace(self, states=(*self.states, *uncopied))
+        come = (
+            TableState(oid, name, link=UNCOPIED, node=oid, toast=0, columns="", empty=False)
+            for oid, name in tables
+            if oid not in known
+        )
+        return replace(self, states=(*self.states, *come))
 
     def at(self, later: Tables) -> Tables:
         """As they are remembered with what is loaded up to a later moment: empty is only what is

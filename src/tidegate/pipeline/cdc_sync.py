@@ -71,6 +71,7 @@ class CdcWork:
     _finishing: bool = False
     _changes: CdcSource = field(init=False)
     _origin: Origin | None = None
+    _gone: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._changes = CdcSource.of(self.context, self.sync, self.source, self.connection)
@@ -177,9 +178,10 @@ class CdcWork:
         if stored is not None and (stored.kind is BatchKind.CHANGES or stored.low is not None):
             self._load_batch(stored, watermark, None, None)
         self._course.follow(partial(self._load_next, look.upto, now))
-        if look.unlogged and not self._course.limit_reached:
+        unlogged = (*look.unlogged, *self._gone)
+        if unlogged and not self._course.limit_reached:
             self._remember(self._course.watermark(), replace(self._origin, seen=look.tables))
-            raise self._changes.unlogged(look.unlogged, repairs=True)
+            raise self._changes.unlogged(unlogged, repairs=True)
 
     def _remember(self, watermark: Watermark, origin: Origin) -> Watermark:
         """Remember what the tables are, where the sync stands."""
@@ -293,7 +295,7 @@ class CdcWork:
             log.slot.held(self.attempt.check_alive),
             closing(iter(peek)) as messages,
         ):
-            return land(
+            landed = land(
                 messages,
                 self.destination,
                 self.attempt.fence.attempt_id,
@@ -306,6 +308,24 @@ class CdcWork:
                 batch_rows=self.sync.batch_rows,
                 soft=self._soft,
             )
+        self._note_gone(landed)
+        return landed
+
+    def _note_gone(self, landed: Landed) -> None:
+        """Partitions that came and went since the last run leave what the log has of their rows.
+
+        They are remembered with the load itself, so that no crash forgets them.
+        """
+        origin = self._origin
+        if origin is None or origin.tables is None:
+            return
+        known = origin.tables.by_oid()
+        new = [(oid, name) for oid, name in landed.parts if oid not in known]
+        if new:
+            now = read_tables(self.connection, self.source).tables.by_oid()
+            gone = [(oid, name) for oid, name in new if oid not in now]
+            self._origin = replace(origin, tables=origin.tables.with_uncopied(gone))
+            self._gone += [f"partition {name} was attached and is gone" for _, name in gone]
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

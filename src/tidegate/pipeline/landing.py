@@ -66,6 +66,8 @@ class Landed:
     """the columns in the order of the marks of what is unchanged"""
     emptied_at: datetime | None = None
     """soft deletes: commit time of the first truncate, which marks what the target held"""
+    parts: tuple[tuple[int, str], ...] = ()
+    """(oid, name) of the partitions whose rows changed"""
 
 
 def land(
@@ -185,6 +187,7 @@ class _Landing:
     write_id: str
     layouts: dict[bytes, _Layout] = field(default_factory=dict)
     others: dict[bytes, Relation] = field(default_factory=dict)
+    parts: dict[int, str] = field(default_factory=dict)
     """tables that were described and are not the sync's"""
     layout: _Layout | None = None
     fold: Fold = field(default_factory=lambda: Fold((), 0))
@@ -247,7 +250,11 @@ class _Landing:
                         more = True
                         break
                 elif kind == pgoutput.RELATION:
-                    self._describe(pgoutput.read_relation(data), data[1:5])
+                    described = pgoutput.read_relation(data)
+                    self._describe(described, data[1:5])
+                    # After a partition was attached, it is described anew with its next change.
+                    if not passes and described.relation != self.relation:
+                        self.parts[described.oid] = str(described.relation)
                 elif kind == pgoutput.TRUNCATE:
                     if not passes:
                         self._truncate(pgoutput.read_truncate(data))
@@ -290,6 +297,7 @@ class _Landing:
             unfilled=tuple(self.unfilled),
             places=tuple(self.table.names),
             emptied_at=self.emptied_at,
+            parts=tuple(self.parts.items()),
         )
 
     def _change(self, kind: int, data: bytes, layout: _Layout) -> None:
