@@ -321,9 +321,8 @@ class CdcWork:
             return
         known = origin.tables.by_oid()
         new = [(oid, name) for oid, name in landed.parts if oid not in known]
-        if new:
-            now = read_tables(self.connection, self.source).tables.by_oid()
-            gone = [(oid, name) for oid, name in new if oid not in now]
+        now = read_tables(self.connection, self.source).tables.by_oid() if new else {}
+        if gone := [(oid, name) for oid, name in new if oid not in now]:
             self._origin = replace(origin, tables=origin.tables.with_uncopied(gone))
             self._gone += [f"partition {name} was attached and is gone" for _, name in gone]
 

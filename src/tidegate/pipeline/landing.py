@@ -187,8 +187,9 @@ class _Landing:
     write_id: str
     layouts: dict[bytes, _Layout] = field(default_factory=dict)
     others: dict[bytes, Relation] = field(default_factory=dict)
-    parts: dict[int, str] = field(default_factory=dict)
     """tables that were described and are not the sync's"""
+    parts: dict[int, str] = field(default_factory=dict)
+    """those of them whose rows changed, which are its partitions"""
     layout: _Layout | None = None
     fold: Fold = field(default_factory=lambda: Fold((), 0))
     high: int | None = None
