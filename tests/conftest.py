@@ -49,9 +49,9 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
 
 
 class MakeDatabase(Protocol):
-    """Makes an empty database and returns its conninfo."""
+    """Makes a database, empty or with a control plane, and returns its conninfo."""
 
-    def __call__(self, name_hint: str = "db") -> str: ...
+    def __call__(self, name_hint: str = "db", *, control: bool = False) -> str: ...
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -100,8 +100,8 @@ def make_database(server: EmbeddedServer, kept_databases: Databases) -> Iterator
     """A maker of fresh databases, which are given back after the test."""
     names: list[str] = []
 
-    def make(name_hint: str = "db") -> str:
-        names.append(kept_databases.make(name_hint))
+    def make(name_hint: str = "db", *, control: bool = False) -> str:
+        names.append(kept_databases.make(name_hint, control=control))
         return server.conninfo(names[-1])
 
     yield make

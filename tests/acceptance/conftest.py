@@ -42,9 +42,11 @@ def make_scene(
     made: list[Scene] = []
 
     def make(databases: int = 2, **options: Any) -> Scene:
-        source = make_database("source")
-        destination = make_database("warehouse") if databases > 1 else source
-        control = make_database("control") if databases > 2 else destination
+        source = make_database("source", control=databases == 1)
+        destination = (
+            make_database("warehouse", control=databases == 2) if databases > 1 else source
+        )
+        control = make_database("control", control=True) if databases > 2 else destination
         values = {"source": source, "destination": destination, "control": control, **options}
         # Rows that nothing transforms are copied by the command itself, unless Spark is the matter.
         spark = values.get("spark") or (

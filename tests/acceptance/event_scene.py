@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +12,7 @@ import psycopg
 from psycopg import sql
 
 from acceptance.processes import Ended, Process, WarmProcess
+from projects import toml
 from tidegate.insight.template_events import other_files
 from tidegate.pipeline.event_filling import generate_events
 from tidegate.pipeline.event_generation import Generation, Totals
@@ -62,11 +62,7 @@ class EventScene:
             },
             "spark": dict(self.spark or {}),
         }
-        lines = []
-        for name, values in sections.items():
-            lines.append(f"[{name}]")
-            lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-        (self.folder / "tidegate.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (self.folder / "tidegate.toml").write_text(toml(sections), encoding="utf-8")
         for name, text in other_files().items():
             path = self.folder / name
             path.parent.mkdir(exist_ok=True)

@@ -15,6 +15,7 @@ import in_process
 from acceptance import lake_oracle, oracle
 from acceptance.lake_oracle import Lake
 from acceptance.processes import Ended, Process, start_run
+from projects import EMBEDDED_LAKE, toml
 
 BUSY = 75
 NO_SPARK = {"master": "local[1]"}
@@ -106,39 +107,28 @@ class Scene:
         return {in_process.VARIABLE: "1"} if self.spark == NO_SPARK else {}
 
     def write_project(self) -> None:
-        lines = ["[project]", 'name = "shop"', f"control = {json.dumps(self.control)}"]
-        lines += ["[connections]", f"source = {json.dumps(self.source)}"]
-        lines.append(
-            'lake = { type = "iceberg" }'
-            if self.lake
-            else f"warehouse = {json.dumps(self.destination)}"
-        )
-        lines.append("[spark]")
-        lines += [f"{name} = {json.dumps(value)}" for name, value in self.spark.items()]
-        lines += ["[worker]"]
-        lines += [f"{name} = {json.dumps(value)}" for name, value in self.worker.items()]
-        for section, options in self.sections.items():
-            lines.append(f"[{section}]")
-            lines += [f"{name} = {_toml(value)}" for name, value in options.items()]
-        if self.pipelines is None:
-            for table in self.tables:
-                values: dict[str, object] = {
-                    "source": f"source:public.{table}",
-                    "target": f"{self.target}:raw.{table}",
-                    "cursor": self.cursor,
-                    "batch_rows": self.batch_rows,
-                    "partitions": self.partitions,
-                    **self.sync,
-                }
-                lines.append(f"[sync.{table}]")
-                lines += [
-                    f"{name} = {_toml(value)}"
-                    for name, value in values.items()
-                    if value is not None
-                ]
-        else:
+        sections: dict[str, dict[str, object]] = {
+            "project": {"name": "shop", "control": self.control},
+            "connections": {
+                "source": self.source,
+                self.target: EMBEDDED_LAKE if self.lake else self.destination,
+            },
+            "spark": dict(self.spark),
+            "worker": dict(self.worker),
+            **self.sections,
+        }
+        for table in self.tables if self.pipelines is None else ():
+            sections[f"sync.{table}"] = {
+                "source": f"source:public.{table}",
+                "target": f"{self.target}:raw.{table}",
+                "cursor": self.cursor,
+                "batch_rows": self.batch_rows,
+                "partitions": self.partitions,
+                **self.sync,
+            }
+        if self.pipelines is not None:
             (self.folder / "pipelines.py").write_text(self.pipelines, encoding="utf-8")
-        (self.folder / "tidegate.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (self.folder / "tidegate.toml").write_text(toml(sections), encoding="utf-8")
 
     def use_spark(self, spark: dict[str, str]) -> None:
         """Run on another Spark from now on."""
@@ -283,9 +273,3 @@ class Scene:
         for process in self._started:
             # What is stopped would not even hear a SIGTERM that its dead parent left for it.
             process.kill_all()
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{name} = {_toml(one)}" for name, one in value.items()) + " }"
-    return json.dumps(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from psycopg import sql
 from conftest import MakeDatabase
 from few_rows import FEW_ROWS
 from in_process import InProcess
+from projects import toml
 from tidegate.lake.jars import lake_conf
 from tidegate.project import Project
 from tidegate.settings import SparkSettings
@@ -108,38 +108,44 @@ class MakePlace:
         name: str = "shop",
         beside: Place | None = None,
         pipelines: str | None = None,
+        installed: bool = True,
+        lake: Mapping[str, Any] | None = None,
         **sections: Mapping[str, Any],
     ) -> Place:
-        """A project with these syncs, on its own databases or on those of another project."""
+        """A project with these syncs, on its own databases or on those of another project.
+
+        Its control plane is there already, unless it is not `installed`. With `lake` it has a
+        connection of that name, which says this.
+        """
         self._count += 1
         folder = self._folder / f"{name}_{self._count}"
         folder.mkdir(parents=True)
         if beside is None:
-            made = [Database(self._make_database(f"{name}_{one}")) for one in range(databases)]
+            made = [
+                Database(self._make_database(f"{name}_{one}", control=control))
+                for one in range(databases)
+                for control in [installed and one == 2 % databases]
+            ]
             source, target, control = (made * 3)[0], made[1 % databases], made[2 % databases]
         else:
             source, target, control = beside.source, beside.target, beside.control
         place = Place(source, target, control, folder)
+        connections: dict[str, Any] = {"shop": source.conninfo, "warehouse": target.conninfo}
+        if lake is not None:
+            connections["lake"] = lake
         document: dict[str, Any] = {
             "project": {"name": name, "control": control.conninfo},
-            "connections": {"shop": source.conninfo, "warehouse": target.conninfo},
+            "connections": connections,
             "worker": {"lock_timeout": "2s"},
             **sections,
         }
-        text = "".join(_section(key, values) for key, values in document.items())
         for sync in syncs:
             values = dict(sync)
-            text += _section(f"sync.{values.pop('name', 'orders')}", values)
-        (folder / "tidegate.toml").write_text(text, encoding="utf-8")
+            document[f"sync.{values.pop('name', 'orders')}"] = values
+        (folder / "tidegate.toml").write_text(toml(document), encoding="utf-8")
         if pipelines is not None:
             (folder / "pipelines.py").write_text(pipelines, encoding="utf-8")
         return place
-
-
-def _section(name: str, values: Mapping[str, Any]) -> str:
-    # A JSON string, number, boolean or list of strings is TOML as well.
-    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
-    return "\n".join([f"[{name}]", *lines, "", ""])
 
 
 @pytest.fixture

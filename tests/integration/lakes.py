@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from integration.conftest import MakePlace, Place
+from projects import EMBEDDED_LAKE
 from tidegate.lake.session import lake_session
 from tidegate.project import Project
 from tidegate.spark.session import SparkSessions
@@ -29,11 +30,7 @@ def make_lake_project(
     **options: Any,
 ) -> tuple[Project, Place]:
     """A project with a lake beside its databases."""
-    place = make_place(*syncs, **options)
-    toml = place.folder / "tidegate.toml"
-    text = toml.read_text(encoding="utf-8")
-    text = text.replace("[connections]\n", '[connections]\nlake = { type = "iceberg" }\n', 1)
-    toml.write_text(text, encoding="utf-8")
+    place = make_place(*syncs, lake=EMBEDDED_LAKE, **options)
     return place.open(sessions), place
 
 
