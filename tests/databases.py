@@ -70,6 +70,8 @@ SELECT sum(hashtext(one)::bigint) FROM (
     WHERE connamespace = 'tidegate_control'::regnamespace
     UNION ALL
     SELECT nspacl::text FROM pg_namespace WHERE nspname = 'tidegate_control'
+    UNION ALL
+    SELECT version::text FROM tidegate_control.schema_migrations
 ) AS p (one)
 """
 _TABLES = """

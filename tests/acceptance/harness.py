@@ -10,12 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
+import pytest
 
 import in_process
 from acceptance import lake_oracle, oracle
 from acceptance.lake_oracle import Lake
-from acceptance.processes import Ended, Process, start_run
+from acceptance.processes import Commands, Ended, Process
+from integration import here
 from projects import EMBEDDED_LAKE, toml
+from tidegate.pipeline import context
 
 BUSY = 75
 NO_SPARK = {"master": "local[1]"}
@@ -39,10 +42,9 @@ CREATE TABLE public.{name} (
 
 
 @dataclass(slots=True)
-class Scene:
+class Scene(Commands):
     """A project folder, its databases and the tables of its source."""
 
-    folder: Path
     source: str
     destination: str
     control: str
@@ -73,9 +75,7 @@ class Scene:
     )
     key: tuple[str, ...] = ("region", "id")
     rng: random.Random = field(init=False)
-    _started: list[Process] = field(default_factory=list)
-    _numbers: itertools.count[int] = field(default_factory=itertools.count)
-    _ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    _ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1), init=False)
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -177,45 +177,36 @@ class Scene:
     def start(
         self, name: str = "orders", failpoint: str | None = None, options: tuple[str, ...] = ()
     ) -> Process:
-        log = self.folder / f"run-{self.number()}-{name}"
-        process = start_run(
-            self.folder,
-            name,
-            log,
-            failpoint=failpoint,
-            options=list(options),
-            environment=self.environment,
-        )
-        self.ends(process)
-        return process
-
-    def run(self, name: str = "orders") -> Ended:
-        """One clean run that must succeed."""
-        ended = self.start(name).wait()
-        assert ended.code == 0, ended
-        return ended
-
-    def number(self) -> int:
-        """Another one every time, for the names of files."""
-        return next(self._numbers)
-
-    def ends(self, process: Process) -> None:
-        """A process that ends with the scene."""
-        self._started.append(process)
-
-    def new_flag(self, point: str) -> Path:
-        return self.flag(f"{point}-{self.number()}")
-
-    def flag(self, name: str) -> Path:
-        """A file by which a failpoint announces itself and is let go."""
-        return self.folder / f"{name}.flag"
+        """`tidegate run`."""
+        return self.start_command("run", name, *options, failpoint=failpoint)
 
     def start_and_hold(self, point: str, name: str = "orders") -> tuple[Process, Path]:
         """A run that waits at a failpoint until the returned file is removed."""
-        flag = self.new_flag(point)
-        process = self.start(name, f"{point}=wait:{flag}")
-        process.wait_for(flag.exists, point)
-        return process, flag
+        return self.hold(point, lambda armed: self.start(name, armed))
+
+    def command(self, *words: str) -> Ended:
+        """A command to its end, in this process unless it needs Spark: that takes a fifth."""
+        if self.spark != NO_SPARK:
+            return self.start_command(*words).wait()
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(context, "Stager", in_process.InProcess)
+            patched.setattr(context, "SparkSessions", in_process.NoSpark)
+            done = here.tidegate(self.folder, *words)
+        return Ended(done.code, done.out, done.err)
+
+    def run(self, *names: str) -> Ended:
+        """One clean run that must succeed."""
+        ended = self.command("run", *(names or ("orders",)))
+        assert ended.code == 0, ended
+        return ended
+
+    def at_source(self, *statements: str) -> None:
+        """What the owner of the source does to it."""
+        for statement in statements:
+            oracle.rows(self.source, statement)
+
+    def published(self) -> oracle.Published:
+        return oracle.published(self.destination)
 
     def assert_exact(
         self, expected: Callable[[list[oracle.Row]], list[oracle.Row]] = lambda rows: rows
@@ -268,8 +259,3 @@ class Scene:
         The catalog's sessions are Spark's; a Connect server keeps those of clients that are gone.
         """
         oracle.wait_until_left(self.source, self.destination, self.control, catalogs=not self.lake)
-
-    def close(self) -> None:
-        for process in self._started:
-            # What is stopped would not even hear a SIGTERM that its dead parent left for it.
-            process.kill_all()

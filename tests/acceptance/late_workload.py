@@ -93,9 +93,10 @@ class Workload:
         if self._failure is not None and error is None:
             raise self._failure
 
-    def write(self, steps: int) -> None:
+    def write(self, steps: int) -> bool:
         """Take so many steps more; transactions that are open then go on to their ends."""
         self._steps.release(steps)
+        return False
 
     def add_column(self) -> None:
         """Change the table's columns between two transactions, and go on with the new one."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg import sql
@@ -33,10 +35,16 @@ def read_rows(
         ).fetchall()
 
 
-def scalar(conninfo: str, query: str, *parameters: object) -> object:
+def rows(conninfo: str, query: str, *parameters: object) -> list[tuple[Any, ...]]:
+    """What a statement returns, if it returns anything."""
     with psycopg.connect(conninfo, autocommit=True) as connection:
-        row = connection.execute(query, parameters).fetchone()  # type: ignore[arg-type]
-        return row[0] if row else None
+        cursor = connection.execute(query, parameters or None)  # type: ignore[arg-type]
+        return cursor.fetchall() if cursor.description else []
+
+
+def scalar(conninfo: str, query: str, *parameters: object) -> Any:
+    found = rows(conninfo, query, *parameters)
+    return found[0][0] if found else None
 
 
 def assert_same_rows(expected: list[Row], found: list[Row]) -> None:
@@ -77,47 +85,65 @@ def assert_ledger(destination: str, schema: str = "tidegate") -> int:
     return len(markers)
 
 
+IDLE = {
+    "locks": "SELECT * FROM tidegate_control.table_locks",
+    "queued": "SELECT * FROM tidegate_control.job_queue",
+    "left in the middle": "SELECT job_id, status FROM tidegate_control.jobs"
+    " WHERE status NOT IN ('done', 'failed', 'cancelled')",
+    "finished by two attempts": "SELECT job_id FROM tidegate_control.job_attempts"
+    " WHERE outcome IN ('done', 'failed') GROUP BY job_id HAVING count(*) > 1",
+    "two attempts at once": "SELECT a.job_id FROM tidegate_control.job_attempts a"
+    " JOIN tidegate_control.job_attempts b ON a.job_id = b.job_id"
+    " AND a.attempt_id <> b.attempt_id AND a.started_at <= b.started_at"
+    " AND coalesce(a.finished_at, 'infinity') > b.started_at",
+}
+
+
 def assert_idle(control: str) -> None:
     """No lock, nothing queued, no job left in the middle, no job finished by two attempts."""
     with psycopg.connect(control, autocommit=True) as connection:
+        found = {what: connection.execute(query).fetchall() for what, query in IDLE.items()}  # type: ignore[arg-type]
+    assert found == {what: [] for what in IDLE}
 
-        def rows(query: str) -> list[tuple[object, ...]]:
-            return connection.execute(query).fetchall()  # type: ignore[arg-type]
 
-        assert rows("SELECT * FROM tidegate_control.table_locks") == []
-        assert rows("SELECT * FROM tidegate_control.job_queue") == []
-        assert (
-            rows(
-                "SELECT job_id, status FROM tidegate_control.jobs"
-                " WHERE status NOT IN ('done', 'failed', 'cancelled')"
-            )
-            == []
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What the destination holds of one table: to be compared before and after."""
+
+    rows: int = 0
+    markers: int = 0
+    version: int = 0
+    watermark: str | None = None
+
+    @property
+    def nothing(self) -> bool:
+        return self == Published()
+
+
+def published(destination: str) -> Published:
+    """Rows, markers and watermark of raw.orders, in one snapshot."""
+    with psycopg.connect(destination) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+
+        def one(query: LiteralString) -> tuple[Any, ...]:
+            return connection.execute(query).fetchone() or (0, None)
+
+        table, ledger = one("SELECT to_regclass('raw.orders'), to_regclass('tidegate.etl_state')")
+        rows = one("SELECT count(*) FROM raw.orders")[0] if table else 0
+        if not ledger:
+            return Published(rows)
+        markers = one("SELECT count(*) FROM tidegate.table_updates")[0]
+        return Published(
+            rows, markers, *one("SELECT version, high_watermark FROM tidegate.etl_state")
         )
-        assert (
-            rows(
-                "SELECT job_id FROM tidegate_control.job_attempts"
-                " WHERE outcome IN ('done', 'failed') GROUP BY job_id HAVING count(*) > 1"
-            )
-            == []
-        )
-        assert (
-            rows(
-                "SELECT a.job_id FROM tidegate_control.job_attempts a"
-                " JOIN tidegate_control.job_attempts b ON a.job_id = b.job_id"
-                " AND a.attempt_id <> b.attempt_id AND a.started_at <= b.started_at"
-                " AND coalesce(a.finished_at, 'infinity') > b.started_at"
-            )
-            == []
-        ), "two attempts at one job overlapped"
 
 
 def staging_tables(destination: str) -> list[str]:
-    with psycopg.connect(destination, autocommit=True) as connection:
-        rows = connection.execute(
-            "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-            " WHERE n.nspname = 'tidegate' AND c.relkind = 'r' AND c.relname LIKE 'stg%'"
-        )
-        return [name for (name,) in rows]
+    query = (
+        "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = 'tidegate' AND c.relkind = 'r' AND c.relname LIKE 'stg%'"
+    )
+    return [name for (name,) in rows(destination, query)]
 
 
 def wait_until_left(*databases: str, catalogs: bool = True) -> None:

@@ -1,13 +1,14 @@
-"""Real processes: `tidegate run` in a session of its own, to be waited for, stopped and killed."""
+"""Real processes: commands in sessions of their own, to be waited for, held, stopped and killed."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import java_archive
@@ -20,11 +21,12 @@ STOPPED = "T"
 
 def until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
     """Wait for a state to come about; the only place where tests wait."""
-    deadline = time.monotonic() + seconds
+    deadline, pause = time.monotonic() + seconds, 0.01
     while not condition():
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {seconds:.0f} s for {what}")
-        time.sleep(0.02)
+        time.sleep(pause)
+        pause = min(pause * 1.2, 0.1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,19 +183,66 @@ class WarmProcess(Process):
             return Forked(command, (nothing.fileno(), *streams[1:]), environment, folder)
 
 
-def start_run(
-    folder: Path,
-    name: str,
-    log: Path,
-    *,
-    failpoint: str | None = None,
-    options: list[str],
-    environment: Mapping[str, str] | None = None,
-) -> Process:
-    """`tidegate run NAME` in a project, with a failpoint armed or none."""
-    armed = {"TIDEGATE_FAILPOINT": failpoint} if failpoint else {}
-    command = ["tidegate", "run", name, "--project", str(folder), *options]
-    return WarmProcess(command, log, {**armed, **(environment or {})})
+@dataclass(slots=True)
+class Commands:
+    """What is started, held and killed in the folder of a project; all of it ends with `close`."""
+
+    folder: Path
+    _started: list[Process] = field(default_factory=list, init=False)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count, init=False)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What its processes need to know besides."""
+        return {}
+
+    def start_command(self, *words: str, failpoint: str | None = None) -> Process:
+        """Any command of Tidegate in the project."""
+        command = ["tidegate", *words, "--project", str(self.folder)]
+        return self.start_process(command, failpoint=failpoint)
+
+    def start_process(
+        self, command: Sequence[str], *, failpoint: str | None = None, warm: bool = True
+    ) -> Process:
+        """`tidegate` or a script, forked from a warm process; or else any program."""
+        armed = {"TIDEGATE_FAILPOINT": failpoint} if failpoint else {}
+        log = self.folder / f"process-{self.number()}"
+        kind = WarmProcess if warm else Process
+        process = kind(list(command), log, {**armed, **self.environment})
+        self._started.append(process)
+        return process
+
+    def hold(
+        self, point: str, start: Callable[[str], Process], passage: int = 1
+    ) -> tuple[Process, Path]:
+        """What is started waits at a failpoint until the returned file is removed."""
+        flag = self.flag(f"{point}-{self.number()}")
+        process = start(f"{point}@{passage}=wait:{flag}")
+        process.wait_for(flag.exists, point)
+        return process, flag
+
+    def kill_at(self, point: str, *words: str) -> Ended:
+        """A command that dies at a failpoint by its own hand."""
+        return assert_killed(self.start_command(*words, failpoint=f"{point}=kill"), point)
+
+    def number(self) -> int:
+        """Another one every time, for the names of files."""
+        return next(self._numbers)
+
+    def flag(self, name: str) -> Path:
+        """A file by which a failpoint announces itself and is let go."""
+        return self.folder / f"{name}.flag"
+
+    def close(self) -> None:
+        for process in self._started:
+            # What is stopped would not even hear a SIGTERM that its dead parent left for it.
+            process.kill_all()
+
+
+def assert_killed(process: Process, point: str) -> Ended:
+    ended = process.wait()
+    assert ended.code == -signal.SIGKILL, f"at {point}: {ended}"
+    return ended
 
 
 def _environment() -> dict[str, str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,18 +13,10 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
-from psycopg.rows import dict_row
 
 from acceptance import oracle
 from acceptance.harness import Scene
-from acceptance.processes import (
-    PATIENCE_SECONDS,
-    STOPPED,
-    Process,
-    WarmProcess,
-    state_of,
-    until,
-)
+from acceptance.processes import PATIENCE_SECONDS, STOPPED, Process, state_of, until
 from tidegate.control.jobs import Jobs
 from tidegate.model.job import NOTHING, VACUUM, JobRequest, LockAt, Submitted
 from tidegate.model.maintenance import Order
@@ -39,14 +31,6 @@ from tidegate.runtime.runner import RunOptions, sync_request
 QUICK = {"poll": "1s", "sweep": "0.5s", "retry_after": "0.5s"}
 SHORT_LEASE = {**QUICK, "lease": "3s", "heartbeat": "1s"}
 ENDED = ("done", "failed", "cancelled")
-
-_CANCEL = """
-import sys, uuid
-from tidegate.project import Project
-from tidegate.runtime.cancel import cancel_job
-with Project.open(sys.argv[1]) as project, project.context.plane.connect() as control:
-    cancel_job(project.context, control, uuid.UUID(sys.argv[2]), actor="test")
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +63,13 @@ class Queue:
 
     def submit_sync(self, name: str = "orders", **options: Any) -> UUID:
         """As `tidegate run --queue` does: several of one table may wait."""
-        with self.opened() as project:
-            request = sync_request(project.context, project.sync(name), RunOptions())
-            waiting = replace(request, **{"lock_at": LockAt.CLAIM, **options})
-            return self._submit(project, [waiting])[0]
+        return self.submit_locked_sync(name, **{"lock_at": LockAt.CLAIM, **options})
 
-    def submit_locked_sync(self, name: str = "orders") -> UUID:
+    def submit_locked_sync(self, name: str = "orders", **options: Any) -> UUID:
         """One that takes its lock at once."""
         with self.opened() as project:
             request = sync_request(project.context, project.sync(name), RunOptions())
-            return self._submit(project, [request])[0]
+            return self._submit(project, [replace(request, **options)])[0]
 
     def submit_nothing(self, count: int = 1, **options: Any) -> list[UUID]:
         """Jobs that do nothing."""
@@ -120,41 +101,15 @@ class Queue:
         with self.opened() as project, project.context.plane.connect() as control:
             return cancel_job(project.context, control, job_id, actor="test")
 
-    def start_canceller(self, job_id: UUID, *, failpoint: str) -> Process:
-        """A cancel in a process of its own, to be killed."""
-        command = [sys.executable, "-c", _CANCEL, str(self.scene.folder), str(job_id)]
-        process = Process(command, self._log("cancel"), {"TIDEGATE_FAILPOINT": failpoint})
-        self.scene.ends(process)
-        return process
-
-    def start_command(
-        self,
-        command: str,
-        *options: str,
-        before: tuple[str, ...] = (),
-        failpoint: str | None = None,
-        environment: Mapping[str, str] | None = None,
+    def start(
+        self, *options: str, before: tuple[str, ...] = (), failpoint: str | None = None
     ) -> Process:
-        """Any command of Tidegate in the project."""
-        armed = {"TIDEGATE_FAILPOINT": failpoint} if failpoint else {}
-        armed |= self.scene.environment
-        words = [*before, command, "--project", str(self.scene.folder), *options]
-        if environment is None:
-            process: Process = WarmProcess(["tidegate", *words], self._log(command), armed)
-        else:
-            # It may change how Python itself starts.
-            cold = [sys.executable, "-m", "tidegate", *words]
-            process = Process(cold, self._log(command), {**armed, **environment})
-        self.scene.ends(process)
-        return process
-
-    def start(self, *options: str, **how: Any) -> Process:
         """`tidegate worker`."""
-        return self.start_command("worker", *options, **how)
+        return self.scene.start_command(*before, "worker", *options, failpoint=failpoint)
 
-    def start_up(self, *options: str, **how: Any) -> Process:
+    def start_up(self, *options: str, failpoint: str | None = None) -> Process:
         """`tidegate up`."""
-        return self.start_command("up", *options, **how)
+        return self.scene.start_command("up", *options, failpoint=failpoint)
 
     def start_ready(self, *options: str, **how: Any) -> Process:
         """A worker that has taken its place."""
@@ -164,29 +119,27 @@ class Queue:
 
     def start_and_hold(self, point: str, *options: str) -> tuple[Process, Path]:
         """A worker that waits at a failpoint until the returned file is removed."""
-        flag = self.scene.new_flag(point)
-        process = self.start(*options, failpoint=f"{point}=wait:{flag}")
-        process.wait_for(flag.exists, point)
-        return process, flag
+        return self.scene.hold(point, lambda armed: self.start(*options, failpoint=armed))
 
     def burst(self, *options: str) -> None:
         """A worker that does what is left, and must succeed."""
         ended = self.start("--burst", *options).wait()
         assert ended.code == 0, ended
 
-    def sweep(self) -> None:
-        ended = self.start_command("sweeper", "--once").wait()
+    def sweep(self) -> dict[str, int]:
+        """Once; how many of what were swept."""
+        ended = self.scene.command("sweeper", "--once", "--json")
         assert ended.code == 0, ended
+        swept: dict[str, int] = json.loads(ended.out)
+        return swept
 
     def job(self, job_id: UUID) -> Job:
-        with psycopg.connect(self.scene.control, row_factory=dict_row) as connection:
-            row = connection.execute(
-                "SELECT status, error, attempt_count, error_count, crash_count"
-                " FROM tidegate_control.jobs WHERE job_id = %s",
-                (job_id,),
-            ).fetchone()
-        assert row is not None
-        return Job(**row)
+        query = (
+            "SELECT status, error, attempt_count, error_count, crash_count"
+            " FROM tidegate_control.jobs WHERE job_id = %s"
+        )
+        (row,) = self._rows(query, job_id)
+        return Job(*row)
 
     def wait_for(
         self, job_id: UUID, status: str = "done", seconds: float = PATIENCE_SECONDS
@@ -201,53 +154,38 @@ class Queue:
 
     def running_job(self) -> UUID:
         """The only one."""
-        found = oracle.scalar(
-            self.scene.control, "SELECT job_id FROM tidegate_control.jobs WHERE status = 'running'"
-        )
+        query = "SELECT job_id FROM tidegate_control.jobs WHERE status = 'running'"
+        ((found,),) = self._rows(query)
         assert isinstance(found, UUID)
         return found
 
     def counts(self) -> dict[str, int]:
         """How many jobs have which status."""
-        with psycopg.connect(self.scene.control, autocommit=True) as connection:
-            return dict(
-                connection.execute(
-                    "SELECT status, count(*) FROM tidegate_control.jobs GROUP BY 1"
-                ).fetchall()
-            )
+        return dict(self._rows("SELECT status, count(*) FROM tidegate_control.jobs GROUP BY 1"))
 
     def ends_of(self, job_id: UUID) -> list[str]:
         """Every terminal state that was ever written for a job, from its audit."""
-        with psycopg.connect(self.scene.control, autocommit=True) as connection:
-            rows = connection.execute(
-                "SELECT event FROM tidegate_control.job_audit WHERE job_id = %s"
-                " AND event = ANY(%s) ORDER BY id",
-                (job_id, list(ENDED)),
-            )
-            return [event for (event,) in rows]
+        query = (
+            "SELECT event FROM tidegate_control.job_audit WHERE job_id = %s"
+            " AND event = ANY(%s) ORDER BY id"
+        )
+        return [event for (event,) in self._rows(query, job_id, list(ENDED))]
 
     def unfinished(self) -> int:
-        count = oracle.scalar(self.scene.control, "SELECT count(*) FROM tidegate_control.job_queue")
-        return int(str(count))
+        return len(self._rows("SELECT job_id FROM tidegate_control.job_queue"))
 
     def worker_pids(self) -> set[int]:
         """The processes on the register of workers."""
-        with psycopg.connect(self.scene.control) as connection:
-            rows = connection.execute(
-                "SELECT pid FROM tidegate_control.workers WHERE command = 'tidegate worker'"
-            )
-            return {pid for (pid,) in rows}
+        query = "SELECT pid FROM tidegate_control.workers WHERE command = 'tidegate worker'"
+        return {pid for (pid,) in self._rows(query)}
 
     def holder(self, job_id: UUID) -> int | None:
         """The process that works on a job."""
-        with psycopg.connect(self.scene.control) as connection:
-            row = connection.execute(
-                "SELECT w.pid FROM tidegate_control.job_queue q"
-                " JOIN tidegate_control.workers w ON w.worker_id = q.claimed_by"
-                " WHERE q.job_id = %s",
-                (job_id,),
-            ).fetchone()
-        return None if row is None else int(row[0])
+        query = (
+            "SELECT w.pid FROM tidegate_control.job_queue q JOIN tidegate_control.workers w"
+            " ON w.worker_id = q.claimed_by WHERE q.job_id = %s"
+        )
+        return next((int(pid) for (pid,) in self._rows(query, job_id)), None)
 
     @contextmanager
     def locked(self, job_id: UUID) -> Iterator[None]:
@@ -261,10 +199,7 @@ class Queue:
 
     def assert_all_done(self) -> None:
         """Every job is done, once; nothing is held, and the data is right."""
-        with psycopg.connect(self.scene.control) as connection:
-            states = dict(
-                connection.execute("SELECT job_id, status FROM tidegate_control.jobs").fetchall()
-            )
+        states = dict(self._rows("SELECT job_id, status FROM tidegate_control.jobs"))
         assert set(states) == set(self.submitted), "a job was lost, or came from nowhere"
         assert [one for one, status in states.items() if status != "done"] == []
         self.assert_ended_once()
@@ -277,21 +212,21 @@ class Queue:
 
     def assert_each_ended_once(self) -> None:
         """One terminal audit line a job, that of its status; at most one attempt that ended it."""
-        with psycopg.connect(self.scene.control) as connection:
-            wrong = connection.execute(
-                "SELECT j.job_id, j.status, array_agg(a.event ORDER BY a.id)"
-                " FROM tidegate_control.jobs j LEFT JOIN tidegate_control.job_audit a"
-                " ON a.job_id = j.job_id AND a.event = ANY(%s)"
-                " GROUP BY 1 HAVING array_agg(a.event) IS DISTINCT FROM ARRAY[j.status]",
-                (list(ENDED),),
-            ).fetchall()
-            assert wrong == [], "not exactly one terminal event"
-            several = connection.execute(
-                "SELECT job_id FROM tidegate_control.job_attempts WHERE outcome = ANY(%s)"
-                " GROUP BY job_id HAVING count(*) > 1",
-                (list(ENDED),),
-            ).fetchall()
-            assert several == [], "two attempts ended one job"
+        wrong = (
+            "SELECT j.job_id, j.status, array_agg(a.event ORDER BY a.id)"
+            " FROM tidegate_control.jobs j LEFT JOIN tidegate_control.job_audit a"
+            " ON a.job_id = j.job_id AND a.event = ANY(%s)"
+            " GROUP BY 1 HAVING array_agg(a.event) IS DISTINCT FROM ARRAY[j.status]"
+        )
+        assert self._rows(wrong, list(ENDED)) == [], "not exactly one terminal event"
+        several = (
+            "SELECT job_id FROM tidegate_control.job_attempts WHERE outcome = ANY(%s)"
+            " GROUP BY job_id HAVING count(*) > 1"
+        )
+        assert self._rows(several, list(ENDED)) == [], "two attempts ended one job"
+
+    def _rows(self, query: str, *parameters: object) -> list[tuple[Any, ...]]:
+        return oracle.rows(self.scene.control, query, *parameters)
 
     def close(self) -> None:
         """End what `up` has left behind."""
@@ -309,9 +244,6 @@ class Queue:
                 submitted.append(answer.job_id)
         self.submitted += submitted
         return submitted
-
-    def _log(self, command: str) -> Path:
-        return self.scene.folder / f"{command}-{self.scene.number()}"
 
 
 def is_stopped(pid: int) -> bool:

@@ -6,19 +6,15 @@ import socket
 import threading
 from contextlib import suppress
 
-HOST = "127.0.0.1"
+from acceptance.proxy import Listener, hang_up
 
 
-class Relay:
+class Relay(Listener):
     """Forwards to a port, and knows which connections are open."""
 
     def __init__(self, port: int) -> None:
-        self._upstream = port
         self._lines: set[socket.socket] = set()
-        self._lock = threading.Lock()
-        self._listener = socket.create_server((HOST, 0))
-        self.port = int(self._listener.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__(port)
 
     @property
     def open(self) -> int:
@@ -29,25 +25,14 @@ class Relay:
         """End all connections, as a network would."""
         with self._lock:
             lines = tuple(self._lines)
-        for line in lines:
-            with suppress(OSError):
-                line.shutdown(socket.SHUT_RDWR)
+        hang_up(*lines)
 
     def close(self) -> None:
-        # A thread that waits in accept keeps the port open.
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        super().close()
         self.cut()
 
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
     def _serve(self, client: socket.socket) -> None:
-        with client, socket.create_connection((HOST, self._upstream)) as server:
+        with client, self._connect() as server:
             with self._lock:
                 self._lines.add(client)
             answers = threading.Thread(target=_pump, args=(server, client), daemon=True)
@@ -62,6 +47,4 @@ def _pump(source: socket.socket, target: socket.socket) -> None:
     with suppress(OSError):
         while data := source.recv(65536):
             target.sendall(data)
-    for end in (source, target):
-        with suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
+    hang_up(source, target)

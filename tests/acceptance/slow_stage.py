@@ -12,8 +12,6 @@ import tidegate as tg
 @tg.sync(source="source:public.orders", target="warehouse:raw.orders", cursor="updated_at",
          partitions=2)
 def orders(df):
-    if pathlib.Path({fail!r}).exists():
-        raise ValueError("not today")
     if not pathlib.Path({gate!r}).exists():
         return df
     def stay(batches):
@@ -30,8 +28,6 @@ def orders(df):
 class SlowStage:
     """A transformation that stays in Spark, on both of its cores, as long as it is told to.
 
-    It fails while there is a file `fail`.
-
     Spark ends a task, not what a user's Python does in it: `hold` lets those processes go at last.
     """
 
@@ -39,7 +35,7 @@ class SlowStage:
 
     @property
     def pipelines(self) -> str:
-        paths = {name: str(self.folder / name) for name in ("gate", "hold", "busy", "fail")}
+        paths = {name: str(self.folder / name) for name in ("gate", "hold", "busy")}
         return _SLOW.format(**paths)
 
     @property

@@ -9,14 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import UUID, uuid4
 
-import psycopg
 import pytest
 
 from acceptance.conftest import MakeScene
 from acceptance.harness import Scene
-from acceptance.oracle import assert_idle, scalar
+from acceptance.oracle import Published, assert_idle, rows, scalar
 from acceptance.processes import until
-from acceptance.published import Published, published
 from acceptance.queueing import Queue
 from acceptance.slow_stage import SlowStage
 from chaos_seeds import chosen
@@ -41,7 +39,7 @@ def test_a_long_stage_is_stopped_and_its_worker_is_free(
     queue = Queue(scene)
     worker = queue.start_ready("--concurrency", "1")
     queue.wait_until_ended(queue.submit_sync())
-    before = published(scene)
+    before = scene.published()
     assert before.rows > 0
     scene.change()
     slow.close_gate()
@@ -49,7 +47,7 @@ def test_a_long_stage_is_stopped_and_its_worker_is_free(
     worker.wait_for(lambda: slow.is_busy, "the transformation to run")
     started = time.monotonic()
     assert queue.cancel(job_id).status is JobStatus.CANCELLED
-    assert published(scene) == before
+    assert scene.published() == before
     (after,) = queue.submit_nothing()
     queue.wait_until_ended(after)
     assert time.monotonic() - started < FREE_WITHIN_SECONDS
@@ -62,12 +60,21 @@ def test_a_long_stage_is_stopped_and_its_worker_is_free(
     queue.assert_each_ended_once()
 
 
-def test_a_run_in_a_process_of_its_own_says_that_it_was_cancelled(
+def test_a_run_of_its_own_is_stopped_in_spark_and_just_before(
     make_scene: MakeScene, slow: SlowStage
 ) -> None:
     scene = make_scene(2, pipelines=slow.pipelines, worker=WORKER)
     queue = Queue(scene)
     slow.close_gate()
+    # The interrupt comes before there is anything in Spark to be interrupted.
+    run, flag = scene.start_and_hold("batch.planned")
+    assert queue.cancel(queue.running_job()).status is JobStatus.CANCELLED
+    run.wait_for(lambda: "why='cancelled'" in run.err, "the run to hear of it")
+    flag.unlink()
+    ended = run.wait(30)
+    assert ended.code == 0, ended
+    assert scene.published().nothing
+
     run = scene.start()
     run.wait_for(lambda: slow.is_busy, "the transformation to run")
     job_id = queue.running_job()
@@ -77,25 +84,9 @@ def test_a_run_in_a_process_of_its_own_says_that_it_was_cancelled(
     assert time.monotonic() - started < FREE_WITHIN_SECONDS
     assert ended.code == 0, ended
     assert f"job {job_id} was cancelled; nothing more was published" in ended.out, ended
-    assert published(scene).nothing
+    assert scene.published().nothing
     assert queue.ends_of(job_id) == ["cancelled"]
     assert_idle(scene.control)
-
-
-def test_a_stage_that_is_just_about_to_start_is_stopped_too(
-    make_scene: MakeScene, slow: SlowStage
-) -> None:
-    """The interrupt comes before there is anything in Spark to be interrupted."""
-    scene = make_scene(2, pipelines=slow.pipelines, worker=WORKER)
-    queue = Queue(scene)
-    slow.close_gate()
-    run, flag = scene.start_and_hold("batch.planned")
-    assert queue.cancel(queue.running_job()).status is JobStatus.CANCELLED
-    run.wait_for(lambda: "why='cancelled'" in run.err, "the run to hear of it")
-    flag.unlink()
-    ended = run.wait(30)
-    assert ended.code == 0, ended
-    assert published(scene).nothing
 
 
 # Where the publisher is when the cancel has answered, and which of the two has won.
@@ -108,19 +99,26 @@ POINTS = {
 }
 
 
+@pytest.mark.parametrize(
+    "points",
+    [
+        ("check.done", "publish.applied", "publish.committed"),
+        pytest.param(tuple(POINTS), marks=pytest.mark.chaos),
+    ],
+    ids=["some", "every"],
+)
 def test_a_publisher_that_stands_still_has_lost_unless_it_has_committed(
-    make_scene: MakeScene,
+    make_scene: MakeScene, points: tuple[str, ...]
 ) -> None:
     scene = make_scene(2, batch_rows=10_000)
     queue = Queue(scene)
     scene.run()
-    for point, winner in POINTS.items():
+    for point in points:
         scene.change(transactions=1)
-        before = published(scene)
+        before = scene.published()
         run, flag = scene.start_and_hold(point)
         job_id = queue.running_job()
-        answer = queue.cancel(job_id)
-        assert answer.status is winner, point
+        assert queue.cancel(job_id).status is POINTS[point], point
         assert_not_mixed(queue, job_id, before)
         flag.unlink()
         ended = run.wait()
@@ -148,7 +146,7 @@ def test_a_publisher_that_goes_on_while_it_is_cancelled_is_waited_for(
 ) -> None:
     scene = make_scene(2, batch_rows=10_000)
     queue = Queue(scene)
-    before = published(scene)
+    before = scene.published()
     run, flag = scene.start_and_hold(point)
     job_id = queue.running_job()
     with ThreadPoolExecutor(1) as pool:
@@ -156,29 +154,27 @@ def test_a_publisher_that_goes_on_while_it_is_cancelled_is_waited_for(
         until(lambda: cancel_is_requested(scene, job_id) or cancelling.done(), "the request")
         flag.unlink()
         answer = cancelling.result()
-    after = published(scene)
+    after = scene.published()
     assert_not_mixed(queue, job_id, before)
     assert queue.job(job_id).status == answer.status
     ended = run.wait()
     assert ended.code == 0, ended
-    assert published(scene) == after
+    assert scene.published() == after
     scene.run()
     scene.assert_exact()
 
 
-@pytest.mark.parametrize("rounds", [20, pytest.param(100, marks=pytest.mark.chaos)])
-def test_a_cancel_at_a_random_moment_leaves_all_or_nothing(
-    make_scene: MakeScene, rounds: int
-) -> None:
+@pytest.mark.chaos
+def test_a_cancel_at_a_random_moment_leaves_all_or_nothing(make_scene: MakeScene) -> None:
     scene = make_scene(2, batch_rows=10_000, worker=WORKER)
     queue = Queue(scene)
     queue.start_ready("--concurrency", "1")
     queue.wait_until_ended(queue.submit_sync())
     answers: list[JobStatus] = []
     rng, middle = random.Random(chosen(5)), 0.5
-    for _ in range(rounds):
+    for _ in range(100):
         scene.change(transactions=1)
-        before = published(scene)
+        before = scene.published()
         job_id = queue.submit_sync()
         until(lambda job_id=job_id: has_plan(scene, job_id), "a plan")  # type: ignore[misc]
         time.sleep(middle * rng.uniform(0.6, 1.4))
@@ -198,48 +194,33 @@ def test_a_cancel_at_a_random_moment_leaves_all_or_nothing(
     assert len(set(answers)) == 2, answers
 
 
-@pytest.mark.parametrize("point", ["cancel.requested", "cancel.fenced"])
-def test_a_canceller_killed_halfway_is_finished_by_a_sweeper(
-    make_scene: MakeScene, point: str
-) -> None:
+def test_a_canceller_killed_halfway_is_finished_by_a_sweeper(make_scene: MakeScene) -> None:
     scene = make_scene(2, worker=WORKER)
     queue = Queue(scene)
-    run, flag = scene.start_and_hold("check.done")
-    job_id = queue.running_job()
-    before = published(scene)
-    killed = queue.start_canceller(job_id, failpoint=f"{point}=kill").wait()
-    assert killed.code < 0, killed
-    assert sweep(queue) == 0
-    assert queue.job(job_id).status == "running"
-    assert scalar(scene.control, "SELECT count(*) FROM tidegate_control.table_locks") == 1
-    forget_patience(scene, job_id)
-    assert sweep(queue) == 1
-    assert queue.job(job_id).status == "cancelled"
-    assert_idle(scene.control)
-    flag.unlink()
-    ended = run.wait()
-    assert ended.code == 0, ended
-    assert published(scene) == before
-    assert queue.ends_of(job_id) == ["cancelled"]
+    for point in ("cancel.requested", "cancel.fenced"):
+        run, flag = scene.start_and_hold("check.done")
+        job_id = queue.running_job()
+        before = scene.published()
+        scene.kill_at(point, "job", "cancel", str(job_id))
+        assert queue.sweep()["cancelled"] == 0
+        assert queue.job(job_id).status == "running"
+        assert scalar(scene.control, "SELECT count(*) FROM tidegate_control.table_locks") == 1
+        forget_patience(scene, job_id)
+        assert queue.sweep()["cancelled"] == 1
+        assert queue.job(job_id).status == "cancelled"
+        assert_idle(scene.control)
+        flag.unlink()
+        ended = run.wait()
+        assert ended.code == 0, ended
+        assert scene.published() == before
+        assert queue.ends_of(job_id) == ["cancelled"]
     scene.run()
     scene.assert_exact()
 
 
-def test_what_cannot_be_cancelled_is_said_and_changes_nothing(make_scene: MakeScene) -> None:
-    scene = make_scene(1)
-    queue = Queue(scene)
-    job_id = queue.submit_sync()
-    assert queue.cancel(job_id).status is JobStatus.CANCELLED
-    assert_idle(scene.control)
-    with pytest.raises(UsageError, match="is cancelled already; nothing was changed"):
-        queue.cancel(job_id)
-    unknown = uuid4()
-    with pytest.raises(UsageError, match=f"there is no job {unknown}"):
-        queue.cancel(unknown)
-    assert queue.ends_of(job_id) == ["cancelled"]
-
-
-def test_of_two_cancels_at_once_both_are_told_the_truth(make_scene: MakeScene) -> None:
+def test_of_several_cancels_at_once_and_of_later_ones_all_are_told_the_truth(
+    make_scene: MakeScene,
+) -> None:
     scene = make_scene(2)
     queue = Queue(scene)
     run, flag = scene.start_and_hold("publish.applied")
@@ -252,16 +233,25 @@ def test_of_two_cancels_at_once_both_are_told_the_truth(make_scene: MakeScene) -
             assert answer.result().status is JobStatus.CANCELLED
         else:
             assert "is cancelled already" in str(error)
-    assert queue.ends_of(job_id) == ["cancelled"]
     flag.unlink()
     assert run.wait().code == 0
-    assert published(scene).nothing
+    assert scene.published().nothing
+    assert_idle(scene.control)
+    with pytest.raises(UsageError, match="is cancelled already; nothing was changed"):
+        queue.cancel(job_id)
+    assert queue.ends_of(job_id) == ["cancelled"]
+    unknown = uuid4()
+    with pytest.raises(UsageError, match=f"there is no job {unknown}"):
+        queue.cancel(unknown)
+    waiting = queue.submit_sync()
+    assert queue.cancel(waiting).status is JobStatus.CANCELLED
+    assert queue.ends_of(waiting) == ["cancelled"]
     assert_idle(scene.control)
 
 
 def assert_not_mixed(queue: Queue, job_id: UUID, before: Published) -> None:
     """Cancelled and absent, or done and present: rows, marker and watermark go together."""
-    scene, after = queue.scene, published(queue.scene)
+    scene, after = queue.scene, queue.scene.published()
     if queue.job(job_id).status == "done":
         assert after.rows == scalar(scene.source, "SELECT count(*) FROM public.orders")
         assert after.markers == before.markers + 1
@@ -281,17 +271,11 @@ def has_plan(scene: Scene, job_id: UUID) -> bool:
     return bool(scalar(scene.control, query, job_id))
 
 
-def sweep(queue: Queue) -> int:
-    """One sweep; returns how many cancels it ended."""
-    with queue.opened() as project, project.context.plane.connect() as control:
-        return project.sweeper("test").run_once(control).cancelled
-
-
 def forget_patience(scene: Scene, job_id: UUID) -> None:
     """The time that a canceller has is over."""
-    with psycopg.connect(scene.control, autocommit=True) as connection:
-        connection.execute(
-            "UPDATE tidegate_control.job_queue SET lease_until = now() - interval '1 second'"
-            " WHERE job_id = %s",
-            (job_id,),
-        )
+    rows(
+        scene.control,
+        "UPDATE tidegate_control.job_queue SET lease_until = now() - interval '1 second'"
+        " WHERE job_id = %s",
+        job_id,
+    )

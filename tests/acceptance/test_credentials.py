@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import psycopg
-from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from acceptance.processes import Process, until
+from acceptance import oracle
+from acceptance.processes import Process
 
 PASSWORD = "s3cret-of-this-test"
 KEY = "key: of=this #test"
@@ -19,33 +17,21 @@ KEY = "key: of=this #test"
 
 def make_reader(database: str) -> dict[str, str]:
     """A role with a password of its own that may read the source."""
-    with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute("DROP ROLE IF EXISTS clerk")
-        connection.execute(
-            sql.SQL("CREATE ROLE clerk LOGIN PASSWORD {} IN ROLE pg_read_all_stats").format(
-                sql.Literal(PASSWORD)
-            )
-        )
-        connection.execute(
-            "CREATE TABLE orders (id int PRIMARY KEY, updated_at timestamptz NOT NULL"
-            " DEFAULT now()); INSERT INTO orders SELECT generate_series(1, 10);"
-            " GRANT SELECT ON orders TO clerk"
-        )
+    for statement in (
+        "DROP ROLE IF EXISTS clerk",
+        f"CREATE ROLE clerk LOGIN PASSWORD '{PASSWORD}' IN ROLE pg_read_all_stats",
+        "CREATE TABLE orders (id int PRIMARY KEY, updated_at timestamptz NOT NULL DEFAULT now())",
+        "INSERT INTO orders SELECT generate_series(1, 10)",
+        "GRANT SELECT ON orders TO clerk",
+    ):
+        oracle.rows(database, statement)
     return {key: str(value) for key, value in conninfo_to_dict(database).items()}
 
 
-def command_lines(session: int) -> str:
-    """The command lines of every process in a session, as `ps` shows them."""
-    lines = []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            if os.getsid(int(folder.name)) == session:
-                lines.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except (ProcessLookupError, FileNotFoundError):
-            continue
-    return "\n".join(lines)
+def command_lines(process: Process) -> str:
+    """The command lines of a process and all that it started, as `ps` shows them."""
+    files = [Path(f"/proc/{pid}/cmdline") for pid in process.members()]
+    return "\n".join(file.read_bytes().replace(b"\0", b" ").decode() for file in files)
 
 
 def test_a_service_and_a_password_file_are_enough_and_the_password_is_never_seen(
@@ -83,13 +69,13 @@ def test_a_service_and_a_password_file_are_enough_and_the_password_is_never_seen
         },
     )
     try:
-        until(lambda: flag.exists() or not process.alive, "the rows to be staged")
-        shown = command_lines(process.pid)
+        process.wait_for(flag.exists, "the rows to be staged")
+        shown = command_lines(process)
         spilled = [one.stat().st_mode & 0o777 for one in scratch.glob("tidegate-spark-*")]
-        flag.unlink(missing_ok=True)
+        flag.unlink()
         ended = process.wait()
     finally:
-        process.kill()
+        process.kill_all()
     assert ended.code == 0, ended
     assert "10 rows" in ended.out
     assert "java" in shown
@@ -103,6 +89,4 @@ def test_a_service_and_a_password_file_are_enough_and_the_password_is_never_seen
     # What Spark spills nobody else can read, and it is gone with the process.
     assert spilled == [0o700]
     assert not list(scratch.glob("tidegate-spark-*"))
-    with psycopg.connect(target) as connection:
-        row = connection.execute("SELECT count(*) FROM raw.orders").fetchone()
-        assert row == (10,)
+    assert oracle.scalar(target, "SELECT count(*) FROM raw.orders") == 10

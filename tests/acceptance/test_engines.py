@@ -126,6 +126,7 @@ def test_a_thrift_server_maintains_and_logs_no_secret(
     assert SECRET not in thrift_server.log
 
 
+@pytest.mark.chaos
 def test_a_catalog_that_the_thrift_server_knows_is_fenced_and_sent_no_secret(
     known_place: Place, thrift_server: ThriftServer
 ) -> None:
@@ -141,6 +142,7 @@ def test_a_catalog_that_the_thrift_server_knows_is_fenced_and_sent_no_secret(
     thrift.check_fence()
 
 
+@pytest.mark.chaos
 def test_a_session_of_thrift_ends_with_its_attempt_and_may_be_lost(
     place: Place, thrift_server: ThriftServer
 ) -> None:

@@ -85,6 +85,7 @@ def fetch(folder: Path, connection: str, query: str) -> list[tuple[object, ...]]
         return session.execute(query.encode()).fetchall()
 
 
+@pytest.mark.chaos
 @pytest.mark.usefixtures("warm_spark")
 @pytest.mark.parametrize("example", ["first_sync"], indirect=True)
 def test_the_first_sync_example_copies_three_tables_and_keeps_up_with_them(example: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
+
 from acceptance import oracle
 from acceptance.conftest import MakeScene
 from acceptance.processes import until
@@ -27,6 +29,7 @@ def orders(df):
 COLUMNS = ("region", "id", "status", "total", "seq", "updated_at")
 
 
+@pytest.mark.chaos
 def test_an_executor_is_lost_in_the_middle_of_a_shuffle(
     make_scene: MakeScene,
 ) -> None:

@@ -46,6 +46,7 @@ def finish(scene: Scene, process: Process) -> None:
     scene.assert_swept()
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("point", ["intent.noted", "branch.forwarded"])
 def test_the_catalog_s_server_crashes_about_the_commit(
     make_scene: MakeScene, doomed: EmbeddedServer, point: str
@@ -91,11 +92,10 @@ def make_cut(server: EmbeddedServer, make_database: MakeDatabase) -> Iterator[Ma
         proxy.close()
 
 
-# Each cut once, where it could harm most; every commit of a load is lost in test_lake_commit_lost.
+# Where it could harm most; every commit of a load is lost in test_lake_commit_lost.
 @pytest.mark.parametrize(
     ("cut", "mode", "commits"),
     [
-        (Cut.BEFORE_COMMIT, "merge", ("main",)),
         (Cut.BEFORE_ANSWER, "append", ("main",)),
         pytest.param(Cut.BEFORE_COMMIT, "merge", COMMITS, marks=pytest.mark.chaos),
         pytest.param(Cut.BEFORE_ANSWER, "append", COMMITS, marks=pytest.mark.chaos),

@@ -41,12 +41,15 @@ def expire_lease(scene: Scene) -> None:
         )
 
 
-@pytest.mark.parametrize("point", ["intent.noted", "branch.forwarded"])
+@pytest.mark.parametrize(
+    "point", ["branch.forwarded", pytest.param("intent.noted", marks=pytest.mark.chaos)]
+)
 def test_a_zombie_moves_nothing(make_scene: MakeScene, point: str) -> None:
-    """Stopped just before main moves, or just after; anywhere else by make chaos."""
+    """Stopped just after main has moved; anywhere else by make chaos, or with a successor."""
     stopped_past_its_lease(make_scene(2, lake=True, worker=WORKER), point)
 
 
+@pytest.mark.chaos
 def test_a_zombie_with_its_jvm_moves_nothing(
     make_scene: MakeScene, spark_server: SparkServer
 ) -> None:
@@ -62,7 +65,9 @@ def test_a_zombie_with_its_jvm_moves_nothing(
     scene.assert_swept()
 
 
-@pytest.mark.parametrize("held_at", ["fence.raised", "branch.staged"])
+@pytest.mark.parametrize(
+    "held_at", ["branch.staged", pytest.param("fence.raised", marks=pytest.mark.chaos)]
+)
 def test_a_zombie_wakes_up_while_its_successor_is_at_work(
     make_scene: MakeScene, held_at: str
 ) -> None:
@@ -147,14 +152,14 @@ def test_ctrl_c_cancels_and_main_stays_where_it_is(make_scene: MakeScene) -> Non
     "point",
     [
         pytest.param("stage.done", marks=pytest.mark.chaos),
-        "intent.noted",
+        pytest.param("intent.noted", marks=pytest.mark.chaos),
         "branch.forwarded",
     ],
 )
 def test_a_worker_told_to_go_is_gone_soon_and_the_next_one_finishes(
     make_queue: MakeQueue, point: str
 ) -> None:
-    """Before anything is on its branch, by make chaos."""
+    """After main has moved; before that by make chaos."""
     queue = make_queue(2, lake=True, batch_rows=10_000)
     job_id = queue.submit_locked_sync()
     process, flag = queue.start_and_hold(point)
@@ -171,6 +176,7 @@ def test_a_worker_told_to_go_is_gone_soon_and_the_next_one_finishes(
     queue.scene.assert_nothing_staged()
 
 
+@pytest.mark.chaos
 def test_a_worker_told_to_go_while_spark_merges(make_queue: MakeQueue) -> None:
     """What Spark still does upon the branch, after its client has gone, is nobody's any more."""
     queue = make_queue(2, lake=True)

@@ -1,4 +1,8 @@
-"""Rows stamped when their transaction began, or numbered then, and committed long after."""
+"""Rows stamped when their transaction began, or numbered then, and committed long after.
+
+By a cursor, and by the passes of changes = "snapshot": every key range once, every late row at
+last, whoever is killed.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,26 @@ import pytest
 from acceptance import oracle
 from acceptance.conftest import MakeScene
 from acceptance.harness import Scene
-from chaos_seeds import chosen
+from acceptance.test_named_points import kill_at
+from chaos_seeds import chosen, seeds
+
+SNAPSHOT: dict[str, object] = {"changes": "snapshot", "cursor": None}
+KINDS: dict[str, dict[str, object]] = {
+    "stamp": {"cursor": "updated_at"},
+    "number": {"cursor": "seq"},
+    "snapshot": SNAPSHOT,
+    "snapshot and window": {**SNAPSHOT, "cursor": "updated_at", "lookback": "1 hour"},
+}
+POINTS = ("batch.planned", "stage.done", "publish.moved", "publish.committed")
 
 
-def watermark(scene: Scene) -> str | None:
-    value = oracle.scalar(scene.destination, "SELECT high_watermark FROM tidegate.etl_state")
-    return None if value is None else str(value)
+def watermarks(scene: Scene) -> list[str | None]:
+    query = "SELECT high_watermark FROM tidegate.etl_state ORDER BY table_name"
+    return [value for (value,) in oracle.rows(scene.destination, query)]
+
+
+def position(scene: Scene) -> object:
+    return oracle.scalar(scene.destination, "SELECT position::text FROM tidegate.etl_state")
 
 
 def open_transaction(scene: Scene) -> psycopg.Connection:
@@ -31,75 +49,112 @@ def open_transaction(scene: Scene) -> psycopg.Connection:
 
 def insert_only(scene: Scene, transactions: int = 1) -> None:
     """New rows only: an update could wait for a row that an open transaction has changed."""
-    with psycopg.connect(scene.source, autocommit=True) as connection:
-        for _ in range(transactions):
-            connection.execute(
-                "INSERT INTO public.orders (region, id, total)"
-                " SELECT 'later', coalesce(max(id), 0) + 1, 1 FROM public.orders"
-                " WHERE region = 'later'"
-            )
+    insert = (
+        "INSERT INTO public.orders (region, id, total) SELECT 'later', coalesce(max(id), 0) + 1, 1"
+        " FROM public.orders WHERE region = 'later'"
+    )
+    scene.at_source(*[insert] * transactions)
 
 
-@pytest.mark.parametrize("cursor", ["updated_at", "seq"])
+def commit(*connections: psycopg.Connection) -> None:
+    for connection in connections:
+        connection.commit()
+        connection.close()
+
+
 def test_no_row_is_lost_when_transactions_commit_late_and_out_of_order(
-    make_scene: MakeScene, cursor: str
+    make_scene: MakeScene,
 ) -> None:
-    scene = make_scene(2, cursor=cursor, key=("region", "id"))
-    scene.run()
-    before = watermark(scene)
+    """By a stamp and by a number."""
+    numbered = {"source": "source:public.orders", "target": "warehouse:raw.numbered"}
+    scene = make_scene(2, sections={"sync.numbered": {**numbered, "cursor": "seq"}})
+    names = ("orders", "numbered")
+    scene.run(*names)
+    before = watermarks(scene)
+    assert len(before) == 2
     first = open_transaction(scene)
     insert_only(scene)
     second = psycopg.connect(scene.source)
     second.execute("INSERT INTO public.orders (region, id, total) VALUES ('second', 1, 2)")
     insert_only(scene)
-    held = scene.run()
-    assert "held back by" in held.out, held
+    held = scene.run(*names)
+    assert held.out.count("held back by") == 2, held
     second.execute("SAVEPOINT s")
     second.execute("INSERT INTO public.orders (region, id, total) VALUES ('second', 2, 2)")
-    second.commit()  # began after the first, commits before it
-    held = scene.run()
-    assert "held back by" in held.out, held
-    assert watermark(scene) == before, "it passed rows that were not committed yet"
-    first.commit()
-    first.close()
-    second.close()
+    commit(second)  # began after the first, commits before it
+    held = scene.run(*names)
+    assert held.out.count("held back by") == 2, held
+    assert watermarks(scene) == before, "it passed rows that were not committed yet"
+    commit(first)
+    scene.run(*names)
+    scene.assert_exact()
+    oracle.assert_same_rows(scene.read_target("orders"), scene.read_target("numbered"))
+    scene.assert_swept()
+
+
+def test_a_first_pass_that_is_killed_goes_on_in_its_key_ranges(make_scene: MakeScene) -> None:
+    scene = make_scene(2, sync=SNAPSHOT, batch_rows=15)
+    late = open_transaction(scene)
+    for point, passage in (("batch.planned", 2), ("publish.moved", 1), ("publish.committed", 1)):
+        insert_only(scene, 2)
+        kill_at(scene, point, passage)
+        assert position(scene) is not None, "it was killed in the middle of its pass"
+        assert watermarks(scene) == [None]
+    insert_only(scene, 2)
+    scene.run()
+    assert position(scene) is None
+    commit(late)
     scene.run()
     scene.assert_exact()
     scene.assert_swept()
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("databases", [1, 2, 3])
-@pytest.mark.parametrize("cursor", ["updated_at", "seq"])
-def test_no_row_is_lost_over_many_overlapping_transactions(
-    make_scene: MakeScene, cursor: str, databases: int
+def test_a_pass_into_a_lake_that_is_killed_about_its_commit_is_finished(
+    make_scene: MakeScene,
 ) -> None:
-    scene = make_scene(databases, cursor=cursor, seed=chosen(8))
+    scene = make_scene(2, sync=SNAPSHOT, batch_rows=15, lake=True)
+    late = open_transaction(scene)
+    kill_at(scene, "branch.forwarded", passage=2)
+    insert_only(scene)
+    scene.run()
+    commit(late)
+    kill_at(scene, "batch.planned")
+    scene.run()
+    scene.assert_exact()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("databases", [1, 2, 3])
+@pytest.mark.parametrize("seed", seeds(range(4)))
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_row_is_lost_over_many_overlapping_transactions_and_kills(
+    make_scene: MakeScene, kind: str, seed: int, databases: int
+) -> None:
+    scene = make_scene(databases, sync=KINDS[kind], batch_rows=12, seed=chosen(seed))
     rng = scene.rng
-    number = 0
     opened: list[psycopg.Connection] = []
-    for _ in range(12):
+    for number in range(12):
         while len(opened) < 3:
             connection = psycopg.connect(scene.source)
-            for _ in range(rng.randint(1, 3)):
-                number += 1
-                connection.execute(f"SAVEPOINT s{number}")  # type: ignore[arg-type]
+            for one in range(rng.randint(1, 3)):
+                connection.execute(f"SAVEPOINT s{one}")  # type: ignore[arg-type]
                 connection.execute(
                     "INSERT INTO public.orders (region, id, total) VALUES ('late', %s, 1)",
-                    (number,),
+                    (number * 100 + len(opened) * 10 + one,),
                 )
             opened.append(connection)
-        insert_only(scene, rng.randint(0, 3))
-        if rng.random() < 0.5:
-            scene.start(failpoint="publish.moved=kill").wait()
-        scene.run()
-        for _ in range(rng.randint(1, 2)):
-            connection = opened.pop(rng.randrange(len(opened)))
+        insert_only(scene, rng.randint(0, 8))
+        if rng.random() < 0.6:
+            point = rng.choice(POINTS)
+            scene.start(failpoint=f"{point}@{rng.randint(1, 2)}=kill").wait()
+        else:
+            scene.run()
+        connection = opened.pop(rng.randrange(len(opened)))
+        if rng.random() < 0.8:
             connection.commit()
-            connection.close()
-    for connection in opened:
-        connection.commit()
         connection.close()
+    commit(*opened)
     oracle.wait_until_left(scene.source)
     scene.run()
     scene.assert_exact()

@@ -182,6 +182,7 @@ def test_killed_at_every_point_and_taken_up_by_another(make_queue: MakeQueue) ->
     assert files(queue.scene) < small
 
 
+@pytest.mark.chaos
 def test_killed_with_its_jvm_in_the_middle_of_a_rewrite(
     make_queue: MakeQueue, spark_server: SparkServer
 ) -> None:
@@ -272,12 +273,6 @@ def maintain_beside_writers(queue: Queue, elsewhere: Elsewhere, rounds: int) -> 
     scene.run()
     assert_rows(scene, total)
     queue.assert_ended_once()
-
-
-def test_maintained_over_and_over_while_others_write(
-    make_queue: MakeQueue, elsewhere: Elsewhere
-) -> None:
-    maintain_beside_writers(make_table(make_queue), elsewhere, 2)
 
 
 @pytest.mark.chaos

@@ -1,9 +1,8 @@
-"""SIGKILL in every mode: whatever it does with its rows, it does it once."""
+"""SIGKILL in every mode, in loads and in full refreshes: what is done with rows is done once."""
 
 from __future__ import annotations
 
 import random
-import signal
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -13,13 +12,12 @@ import pytest
 from acceptance import oracle
 from acceptance.conftest import MakeScene
 from acceptance.harness import Scene
+from acceptance.processes import assert_killed
 from acceptance.test_named_points import IN_PROCESS, kill_at
 from acceptance.test_random_kills import RUN_SECONDS, kill_after
 from chaos_seeds import chosen
 
-# Where rows, marker and watermark are nearly or just together.
-POINTS = ("publish.moved", "publish.committed")
-
+AFTER_SQL = "UPDATE raw.{} SET status = status WHERE false"
 MODES: dict[str, dict[str, object]] = {
     "append": {"mode": "append"},
     "versions": {"mode": "append", "key": ["region", "id"]},
@@ -29,9 +27,11 @@ MODES: dict[str, dict[str, object]] = {
     "merge with checks": {
         "checks": {"small": "total < 50000"},
         "reject_limit": 1,
-        "after_sql": "UPDATE raw.orders SET status = status WHERE false",
+        "after_sql": AFTER_SQL.format("orders"),
     },
 }
+REFRESHED = ("merge", "append", "versions", "delete_insert")
+FINISHES = "finishes the full refresh that was begun"
 
 
 @dataclass(slots=True)
@@ -40,6 +40,7 @@ class Expected:
 
     scene: Scene
     name: str
+    sync: str = "orders"
     versions: Counter[oracle.Row] = field(default_factory=Counter)
     _before: Counter[oracle.Row] = field(default_factory=Counter)
 
@@ -47,11 +48,7 @@ class Expected:
         """Insert and update; delete as well where the mode follows deletes."""
         self.scene.change()
         if self.name.startswith("replace"):
-            with psycopg.connect(self.scene.source, autocommit=True) as connection:
-                connection.execute(
-                    "DELETE FROM public.orders WHERE (region, id) IN"
-                    " (SELECT region, id FROM public.orders ORDER BY md5(id::text) LIMIT 2)"
-                )
+            delete(self.scene)
 
     def loaded(self) -> None:
         """A run got to its end: every row that changed since the last one is in."""
@@ -63,7 +60,12 @@ class Expected:
         return self._read(self.scene.source, "public", "orders")
 
     def assert_exact(self) -> None:
-        rows, target = self.source(), self.scene.read_target("orders")
+        self.assert_rows()
+        oracle.assert_idle(self.scene.control)
+        self.scene.assert_ledger()
+
+    def assert_rows(self) -> None:
+        rows, target = self.source(), self.scene.read_target(self.sync)
         if self.name == "append":
             oracle.assert_same_rows(list(self.versions.elements()), target)
         elif self.name == "merge with checks":
@@ -71,10 +73,8 @@ class Expected:
         else:
             oracle.assert_same_rows(rows, target)
         if self.name == "versions":
-            raw = self._read(self.scene.destination, "raw", "orders_raw")
+            raw = self._read(self.scene.destination, "raw", f"{self.sync}_raw")
             oracle.assert_same_rows(list(self.versions.elements()), raw)
-        oracle.assert_idle(self.scene.control)
-        self.scene.assert_ledger()
 
     def _assert_checked(self, rows: list[oracle.Row], target: list[oracle.Row]) -> None:
         """Rows that pass are as at the source; those that fail are set aside, each once."""
@@ -82,11 +82,8 @@ class Expected:
         bad = {(row[0], row[1]) for row in rows if float(row[3] or 0) >= 50000}
         assert bad
         oracle.assert_same_rows(good, [row for row in target if (row[0], row[1]) not in bad])
-        with psycopg.connect(self.scene.destination) as connection:
-            rejected = connection.execute(
-                "SELECT key ->> 'region', key ->> 'id' FROM raw.orders_rejected"
-            ).fetchall()
-        assert Counter(rejected) == Counter(bad)
+        query = f"SELECT key ->> 'region', key ->> 'id' FROM raw.{self.sync}_rejected"
+        assert Counter(oracle.rows(self.scene.destination, query)) == Counter(bad)
 
     def _read(self, conninfo: str, schema: str, table: str) -> list[oracle.Row]:
         return oracle.read_rows(conninfo, (schema, table), self.scene.columns, self.scene.key)
@@ -94,9 +91,39 @@ class Expected:
 
 def make(make_scene: MakeScene, name: str, databases: int = 2, **options: object) -> Expected:
     scene = make_scene(databases, sync=MODES.get(name, {"mode": name}), **options)
-    with psycopg.connect(scene.source, autocommit=True) as connection:
-        connection.execute("CREATE VIEW public.bare AS SELECT * FROM public.orders")
+    make_bare(scene)
     return Expected(scene, name)
+
+
+def make_bare(scene: Scene) -> None:
+    """The source without its key."""
+    scene.at_source("CREATE VIEW public.bare AS SELECT * FROM public.orders")
+
+
+def make_all(make_scene: MakeScene, names: tuple[str, ...]) -> list[Expected]:
+    """One project with a sync for each of these modes, into tables of their own."""
+    syncs = {name: f"as_{name.replace(' ', '_')}" for name in names}
+    sections = {
+        f"sync.{sync}": {
+            "source": "source:public.orders",
+            "target": f"warehouse:raw.{sync}",
+            "cursor": "updated_at",
+            "batch_rows": 40,
+            **MODES.get(name, {}),
+            "after_sql": AFTER_SQL.format(sync) if name == "merge with checks" else None,
+        }
+        for name, sync in syncs.items()
+    }
+    scene = make_scene(2, sections=sections)
+    make_bare(scene)
+    return [Expected(scene, name, sync) for name, sync in syncs.items()]
+
+
+def delete(scene: Scene) -> None:
+    scene.at_source(
+        "DELETE FROM public.orders WHERE (region, id) IN"
+        " (SELECT region, id FROM public.orders ORDER BY md5(id::text) LIMIT 2)"
+    )
 
 
 def finish(expected: Expected) -> None:
@@ -106,16 +133,74 @@ def finish(expected: Expected) -> None:
     expected.assert_exact()
 
 
-@pytest.mark.parametrize("name", MODES)
-def test_killed_about_its_commit_and_run_again(make_scene: MakeScene, name: str) -> None:
-    expected = make(make_scene, name)
-    for point in POINTS:
-        kill_at(expected.scene, point)
+def finish_all(modes: list[Expected]) -> str:
+    """One run of all, and what it said."""
+    scene = modes[0].scene
+    oracle.wait_until_left(scene.source)
+    ended = scene.run(*(one.sync for one in modes))
+    for one in modes:
+        one.loaded()
+        one.assert_rows()
+    oracle.assert_idle(scene.control)
+    scene.assert_ledger()
+    return ended.out
+
+
+def kill(expected: Expected, point: str, *options: str) -> None:
+    killed = expected.scene.start(expected.sync, f"{point}=kill", options)
+    assert_killed(killed, f"{point} of {expected.name}")
+
+
+def test_killed_about_its_commit_in_first_and_later_loads_of_every_mode(
+    make_scene: MakeScene,
+) -> None:
+    modes = make_all(make_scene, tuple(MODES))
+    scene = modes[0].scene
+    for one in modes:
+        kill(one, "publish.moved")
+    finish_all(modes)
+    scene.change()
+    for one in modes:
+        kill(one, "publish.committed")
+    finish_all(modes)
+    scene.wait_until_left()
+    assert scene.staged() == []
+
+
+def test_a_plain_run_finishes_a_killed_full_refresh(make_scene: MakeScene) -> None:
+    """Killed before it has a row, while it publishes, and after its commit."""
+    modes = make_all(make_scene, REFRESHED)
+    scene = modes[0].scene
+    finish_all(modes)
+    delete(scene)
+    for one in modes:
+        kill(one, "batch.planned" if one.name == "merge" else "publish.moved", "--full-refresh")
+        one.versions = Counter(one.source())
+    said = finish_all(modes)
+    assert said.count(FINISHES) == len(modes), said
+    assert finish_all(modes).count("found nothing new") == len(modes)
+    kill(modes[1], "publish.committed", "--full-refresh")
+    assert "full refresh" not in finish_all(modes)
+    scene.wait_until_left()
+    assert scene.staged() == []
+
+
+def test_a_reader_sees_the_old_table_or_the_new_one_never_none(make_scene: MakeScene) -> None:
+    expected = make(make_scene, "replace without a key")
     finish(expected)
+    old = len(expected.source())
     expected.change()
-    kill_at(expected.scene, "publish.applied")
-    finish(expected)
-    expected.scene.assert_nothing_staged()
+    new = len(expected.source())
+    process, flag = expected.scene.start_and_hold("publish.applied")
+    with psycopg.connect(expected.scene.destination, autocommit=True) as reader:
+        reader.execute("SET lock_timeout = '1s'")
+        count = "SELECT count(*) FROM raw.orders"
+        assert reader.execute(count).fetchone() == (old,)
+        process.kill()
+        flag.unlink()
+        assert reader.execute(count).fetchone() == (old,)
+        finish(expected)
+        assert reader.execute(count).fetchone() == (new,)
 
 
 @pytest.mark.chaos
@@ -152,19 +237,16 @@ def test_killed_at_random_moments(make_scene: MakeScene, name: str) -> None:
     finish(expected)
 
 
-def test_a_reader_sees_the_old_table_or_the_new_one_never_none(make_scene: MakeScene) -> None:
-    expected = make(make_scene, "replace without a key")
+@pytest.mark.chaos
+@pytest.mark.parametrize("name", REFRESHED)
+@pytest.mark.parametrize("point", ["batch.planned", "publish.moved"])
+def test_a_full_refresh_of_any_mode_killed_before_its_commit_is_finished(
+    make_scene: MakeScene, name: str, point: str
+) -> None:
+    expected = make(make_scene, name)
     finish(expected)
-    old = len(expected.source())
-    expected.change()
-    new = len(expected.source())
-    process, flag = expected.scene.start_and_hold("publish.applied")
-    with psycopg.connect(expected.scene.destination, autocommit=True) as reader:
-        reader.execute("SET lock_timeout = '1s'")
-        count = "SELECT count(*) FROM raw.orders"
-        assert reader.execute(count).fetchone() == (old,)
-        assert process.kill().code == -signal.SIGKILL
-        flag.unlink()
-        assert reader.execute(count).fetchone() == (old,)
-        finish(expected)
-        assert reader.execute(count).fetchone() == (new,)
+    delete(expected.scene)
+    kill(expected, point, "--full-refresh")
+    expected.versions = Counter(expected.source())
+    finish(expected)
+    expected.scene.assert_nothing_staged()

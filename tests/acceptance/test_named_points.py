@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-
-import psycopg
 import pytest
 
 from acceptance.conftest import CONNECT, LOCAL, MakeScene
 from acceptance.harness import Scene
-from acceptance.processes import Ended
+from acceptance.processes import Ended, assert_killed
 from acceptance.spark_server import SparkServer
 from tidegate.failpoints import POINTS
 
@@ -18,28 +15,8 @@ from tidegate.failpoints import POINTS
 IN_WORKERS = ("stage.write", "stage.written")
 # A run does not pass these.
 ELSEWHERE = (
-    "adopt.moved",
-    "adopt.committed",
-    "vacuum.chunk",
-    "job.settling",
-    "cancel.requested",
-    "cancel.fenced",
-    "maintenance.healed",
-    "action.started",
-    "action.done",
-    "orphans.listed",
-    "orphans.deleted",
-    "tick.queued",
-    "tick.noted",
-    "tick.committed",
-    "state.written",
-    "state.loaded",
-    "notice.delivered",
-    "slot.made",
-    "changes.landed",
-    "slot.noted",
-    "slot.advanced",
-    *(point for point in POINTS if point.startswith("event.")),
+    *("adopt.", "vacuum.", "cancel.", "maintenance.", "action.", "orphans.", "tick.", "state."),
+    *("notice.", "slot.", "changes.", "event.", "job.settling"),
 )
 # These are passed only when the target has to change.
 IN_EVOLUTION = ("evolve.changed", "evolve.done")
@@ -53,19 +30,23 @@ INTO_LAKE = (
     "branch.dropped",
 )
 _EVERYWHERE = tuple(
-    point for point in POINTS if point not in (*IN_WORKERS, *ELSEWHERE, *IN_EVOLUTION)
+    point
+    for point in POINTS
+    if point not in (*IN_WORKERS, *IN_EVOLUTION) and not point.startswith(ELSEWHERE)
 )
 IN_PROCESS = tuple(point for point in _EVERYWHERE if point not in INTO_LAKE)
 IN_LAKE = tuple(point for point in _EVERYWHERE if point not in INTO_POSTGRES)
+ONCE = ("job.submitted", "job.claimed", "fence.raised", "job.finishing", "job.finished")
+ABOUT_THE_COMMIT = ("stage.done", "publish.applied", "publish.committed")
 
 
 def kill_at(scene: Scene, point: str, passage: int = 1) -> None:
     """A run that dies at a point: by its own hand, or because its Spark worker did."""
-    ended = scene.start(failpoint=f"{point}@{passage}=kill").wait()
+    process = scene.start(failpoint=f"{point}@{passage}=kill")
     if point in IN_WORKERS:
-        assert_worker_died(ended)
+        assert_worker_died(process.wait())
     else:
-        assert ended.code == -signal.SIGKILL, ended
+        assert_killed(process, point)
 
 
 def assert_worker_died(ended: Ended) -> None:
@@ -81,27 +62,29 @@ def kill_workers(scene: Scene, spark_server: SparkServer) -> None:
             assert_worker_died(scene.start().wait())
 
 
-@pytest.mark.parametrize("point", IN_PROCESS)
-def test_killed_at_a_named_point_on_two_databases(make_scene: MakeScene, point: str) -> None:
-    scene = make_scene(2)
-    kill_at(scene, point)
+def finish(scene: Scene) -> None:
     scene.run()
     scene.assert_exact()
     scene.assert_swept()
 
 
-@pytest.mark.parametrize("point", IN_EVOLUTION)
-def test_killed_while_the_target_follows_its_source(make_scene: MakeScene, point: str) -> None:
+def test_killed_at_every_named_point_one_after_the_other(make_scene: MakeScene) -> None:
+    """Each run takes up what the last one left, and dies a point later."""
     scene = make_scene(2)
-    scene.run()
-    with psycopg.connect(scene.source, autocommit=True) as connection:
-        connection.execute("ALTER TABLE orders ADD extra text, ALTER total TYPE numeric(14,2)")
-        connection.execute("UPDATE orders SET extra = id::text, updated_at = now()")
+    for point in IN_PROCESS:
+        scene.change(1)
+        kill_at(scene, point)
+        if point.startswith("publish."):
+            scene.assert_ledger()
+    finish(scene)
+    scene.at_source(
+        "ALTER TABLE orders ADD extra text, ALTER total TYPE numeric(14,2)",
+        "UPDATE orders SET extra = id::text, updated_at = now()",
+    )
     scene.columns += ("extra",)
-    kill_at(scene, point)
-    scene.run()
-    scene.assert_exact()
-    scene.assert_swept()
+    for point in IN_EVOLUTION:
+        kill_at(scene, point)
+    finish(scene)
 
 
 def test_a_dead_spark_worker_fails_the_run_and_nothing_else(
@@ -110,46 +93,32 @@ def test_a_dead_spark_worker_fails_the_run_and_nothing_else(
     """Workers of a Spark of its own are killed by make chaos."""
     scene = make_scene(2, spark=CONNECT)
     kill_workers(scene, spark_server)
-    scene.run()
-    scene.assert_exact()
-    scene.assert_swept()
+    finish(scene)
 
 
 @pytest.mark.parametrize("databases", [1, 3])
-@pytest.mark.parametrize("point", ["stage.done", "publish.applied", "publish.committed"])
 def test_killed_with_everything_in_one_place_or_three(
-    make_scene: MakeScene, point: str, databases: int
+    make_scene: MakeScene, databases: int
 ) -> None:
     scene = make_scene(databases)
-    kill_at(scene, point)
-    scene.run()
-    scene.assert_exact()
-    scene.assert_swept()
-
-
-def test_killed_together_with_its_jvm(make_scene: MakeScene, spark_server: SparkServer) -> None:
-    """In the middle of its publish; before that, by make chaos."""
-    scene = make_scene(2, spark=LOCAL)
-    process, _ = scene.start_and_hold("publish.moved")
-    process.kill_all()
-    scene.use_spark({"remote": spark_server.url})
-    scene.run()
-    scene.assert_exact()
-    scene.assert_swept()
+    for point in ABOUT_THE_COMMIT:
+        kill_at(scene, point)
+        scene.change(1)
+    finish(scene)
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("point", ["batch.planned", "stage.done", "publish.committed"])
-def test_killed_together_with_its_jvm_elsewhere(
+@pytest.mark.parametrize(
+    "point", ["batch.planned", "stage.done", "publish.moved", "publish.committed"]
+)
+def test_killed_together_with_its_jvm(
     make_scene: MakeScene, spark_server: SparkServer, point: str
 ) -> None:
     scene = make_scene(2, spark=LOCAL)
     process, _ = scene.start_and_hold(point)
     process.kill_all()
     scene.use_spark({"remote": spark_server.url})
-    scene.run()
-    scene.assert_exact()
-    scene.assert_swept()
+    finish(scene)
 
 
 @pytest.mark.chaos
@@ -159,17 +128,12 @@ def test_killed_in_first_and_later_batches_of_first_and_later_runs(
     make_scene: MakeScene, point: str, databases: int
 ) -> None:
     scene = make_scene(databases, batch_rows=15)
-    once = ("job.submitted", "job.claimed", "fence.raised", "job.finishing", "job.finished")
-    several = point not in once
-    for passage in (1, 2) if several else (1,):
-        scene.change()
-        kill_at(scene, point, passage)
-    scene.run()
-    for passage in (1, 2) if several else (1,):
-        scene.change()
-        kill_at(scene, point, passage)
-    scene.run()
-    scene.assert_exact()
+    for _ in ("first", "later"):
+        for passage in (1,) if point in ONCE else (1, 2):
+            scene.change()
+            kill_at(scene, point, passage)
+        scene.run()
+        scene.assert_exact()
     scene.assert_swept()
 
 
@@ -184,6 +148,4 @@ def test_spark_workers_killed_in_first_and_later_runs(
     scene.run()
     scene.change()
     kill_at(scene, point)
-    scene.run()
-    scene.assert_exact()
-    scene.assert_swept()
+    finish(scene)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from acceptance import oracle
-from acceptance.processes import Ended, Process, WarmProcess
+from acceptance.processes import Commands, Process, assert_killed
 from acceptance.spark_server import SparkServer
+from acceptance.test_named_points import IN_PROCESS, IN_WORKERS
 from conftest import MakeDatabase
-from tidegate.failpoints import POINTS
+from projects import toml
 
 ROWS = 300
 # Rows without a key: a second publish would show. Of each attempt, other values come.
@@ -34,49 +31,36 @@ report = tg.publish(
 print(report.status, report.rows, flush=True)
 os._exit(0)
 """
-IN_WORKERS = ("stage.write", "stage.written")
-# Of a sync's batches, of an adoption, of a target that changes, of old versions, of a lake.
-ELSEWHERE = (
-    *("batch.", "adopt.", "evolve.", "vacuum.", "cancel.", "branch.", "intent."),
-    *("maintenance.", "action.", "orphans."),
-)
-PASSED = tuple(
-    point for point in POINTS if point not in IN_WORKERS and not point.startswith(ELSEWHERE)
-)
+PASSED = tuple(point for point in IN_PROCESS if point != "batch.planned")
 
 
 @dataclass(slots=True)
-class Job:
+class Job(Commands):
     """A script of a user's own beside a project on two databases."""
 
-    folder: Path
     destination: str
     control: str
     session: str
-    worker: dict[str, str] = field(default_factory=dict)
-    _started: list[Process] = field(default_factory=list)
-    _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
-        lines = ["[project]", 'name = "shop"', f"control = {json.dumps(self.control)}"]
-        lines += ["[connections]", f"warehouse = {json.dumps(self.destination)}", "[worker]"]
-        lines += [f"{name} = {json.dumps(value)}" for name, value in self.worker.items()]
         self.folder.mkdir()
-        (self.folder / "tidegate.toml").write_text("\n".join(lines), encoding="utf-8")
+        sections = {
+            "project": {"name": "shop", "control": self.control},
+            "connections": {"warehouse": self.destination},
+            # Five lost beats: a busy machine may delay one or two.
+            "worker": {"lease": "5s", "heartbeat": "1s"},
+        }
+        (self.folder / "tidegate.toml").write_text(toml(sections), encoding="utf-8")
         script = SCRIPT.format(session=self.session, rows=ROWS)
         (self.folder / "job.py").write_text(script, encoding="utf-8")
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"TIDEGATE_PROJECT_DIR": str(self.folder), "PYSPARK_PYTHON": sys.executable}
+
     def start(self, update_id: str = "tokens-1", failpoint: str | None = None) -> Process:
-        environment = {
-            "TIDEGATE_PROJECT_DIR": str(self.folder),
-            "PYSPARK_PYTHON": sys.executable,
-            **({"TIDEGATE_FAILPOINT": failpoint} if failpoint else {}),
-        }
         command = [str(self.folder / "job.py"), update_id]
-        log = self.folder / f"job-{next(self._numbers)}"
-        process = WarmProcess(command, log, environment)
-        self._started.append(process)
-        return process
+        return self.start_process(command, failpoint=failpoint)
 
     def run(self, update_id: str = "tokens-1") -> str:
         """One run that must succeed; what it printed."""
@@ -84,20 +68,17 @@ class Job:
         assert ended.code == 0, ended
         return ended.out.strip()
 
-    def kill_at(self, point: str, update_id: str = "tokens-1") -> Ended:
-        ended = self.start(update_id, f"{point}=kill").wait()
+    def die_at(self, point: str, update_id: str = "tokens-1") -> None:
+        process = self.start(update_id, f"{point}=kill")
         if point in IN_WORKERS:
+            ended = process.wait()
             assert ended.code == 1, ended
             assert "Python worker exited unexpectedly" in ended.err, ended
         else:
-            assert ended.code == -signal.SIGKILL, ended
-        return ended
+            assert_killed(process, point)
 
-    def start_and_hold(self, point: str, update_id: str = "tokens-1") -> tuple[Process, Path]:
-        flag = self.folder / f"{point}-{next(self._numbers)}.flag"
-        process = self.start(update_id, f"{point}=wait:{flag}")
-        process.wait_for(flag.exists, point)
-        return process, flag
+    def start_and_hold(self, point: str) -> tuple[Process, Path]:
+        return self.hold(point, lambda armed: self.start(failpoint=armed))
 
     def control_sessions(self) -> int:
         """How many sessions have last looked whether a holder is dead."""
@@ -109,13 +90,10 @@ class Job:
 
     def assert_once(self, *update_ids: str) -> None:
         """Every row of every update is in once, with one marker, and nothing is left over."""
-        with psycopg.connect(self.destination, autocommit=True) as connection:
-            counts = connection.execute(
-                "SELECT id, count(*) FROM marts.tokens GROUP BY 1 ORDER BY 1"
-            ).fetchall()
-            markers = connection.execute(
-                "SELECT update_id, target_table FROM tidegate.table_updates ORDER BY 1"
-            ).fetchall()
+        counted = "SELECT id, count(*) FROM marts.tokens GROUP BY 1 ORDER BY 1"
+        counts = oracle.rows(self.destination, counted)
+        marked = "SELECT update_id, target_table FROM tidegate.table_updates ORDER BY 1"
+        markers = oracle.rows(self.destination, marked)
         assert counts == [(number, len(update_ids)) for number in range(ROWS)]
         assert markers == [(update_id, "marts.tokens") for update_id in sorted(update_ids)]
         oracle.assert_idle(self.control)
@@ -125,10 +103,6 @@ class Job:
         oracle.wait_until_left(self.destination, self.control)
         self.run("tokens-last")
         assert oracle.staging_tables(self.destination) == []
-
-    def close(self) -> None:
-        for process in self._started:
-            process.kill_all()
 
 
 @pytest.fixture
@@ -145,8 +119,6 @@ def job(
         make_database("warehouse"),
         make_database("control"),
         session,
-        # Five lost beats: a busy machine may delay one or two.
-        worker={"lease": "5s", "heartbeat": "1s"},
     )
     yield made
     made.close()
@@ -154,12 +126,13 @@ def job(
 
 def test_killed_before_in_and_after_its_commit(job: Job) -> None:
     for point in ("stage.done", "publish.applied", "publish.committed"):
-        job.kill_at(point)
+        job.die_at(point)
     assert job.run() == "already 0"
     job.assert_once("tokens-1")
     job.assert_swept()
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("job", ["master('local-cluster[2,1,1024]')"], indirect=True)
 def test_killed_on_executors_of_their_own(job: Job) -> None:
     process, _ = job.start_and_hold("publish.applied")
@@ -180,11 +153,21 @@ def test_two_at_once_publish_once(job: Job) -> None:
     job.assert_once("tokens-1")
 
 
-def frozen_at(job: Job, point: str, done: str = f"done {ROWS}") -> None:
+@pytest.mark.parametrize(
+    "point",
+    [
+        "check.done",
+        *(
+            pytest.param(point, marks=pytest.mark.chaos)
+            for point in ("fence.raised", "stage.done", "publish.applied")
+        ),
+    ],
+)
+def test_a_zombie_cannot_publish_after_its_replacement(job: Job, point: str) -> None:
     """A process that sleeps past its lease is replaced, and harmless when it wakes up."""
     zombie, flag = job.start_and_hold(point)
     zombie.stop()
-    assert job.run() == done
+    assert job.run() == f"done {ROWS}"
     job.assert_once("tokens-1")
     flag.unlink()
     zombie.resume()
@@ -195,25 +178,15 @@ def frozen_at(job: Job, point: str, done: str = f"done {ROWS}") -> None:
     job.assert_once("tokens-1")
 
 
-def test_a_zombie_cannot_publish_after_its_replacement(job: Job) -> None:
-    frozen_at(job, "check.done")
-
-
 @pytest.mark.chaos
 @pytest.mark.parametrize("point", PASSED)
 def test_killed_at_every_named_point(job: Job, point: str) -> None:
-    job.kill_at(point)
+    job.die_at(point)
     job.run()
-    job.kill_at(point, "tokens-2")
+    job.die_at(point, "tokens-2")
     job.run("tokens-2")
     job.assert_once("tokens-1", "tokens-2")
     job.assert_swept()
-
-
-@pytest.mark.chaos
-@pytest.mark.parametrize("point", ["fence.raised", "stage.done", "publish.applied"])
-def test_a_zombie_anywhere(job: Job, point: str) -> None:
-    frozen_at(job, point)
 
 
 @pytest.mark.chaos
@@ -232,7 +205,7 @@ def test_a_zombie_after_its_commit(job: Job) -> None:
 @pytest.mark.parametrize("job", ["master('local[2]')"], indirect=True)
 def test_killed_with_a_spark_of_its_own(job: Job) -> None:
     for point in (*IN_WORKERS, "publish.moved"):
-        job.kill_at(point)
+        job.die_at(point)
     process, _ = job.start_and_hold("stage.done")
     process.kill_all()
     assert job.run() == f"done {ROWS}"

@@ -46,7 +46,7 @@ DEADLINES = {
 def place(doomed: EmbeddedServer, tmp_path: Path) -> Place:
     """A project with events on a server that can be restarted."""
 
-    def make(hint: str = "db") -> str:
+    def make(hint: str = "db", *, control: bool = False) -> str:
         doomed.ensure_database(hint)
         return doomed.conninfo(hint)
 

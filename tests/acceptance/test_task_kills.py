@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import signal
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
 
-import psycopg
 import pytest
 
 from acceptance import oracle
-from acceptance.processes import Ended, Process, WarmProcess
-from acceptance.spark_server import SparkServer
-from conftest import MakeDatabase
+from acceptance.conftest import MakeScene
+from acceptance.harness import Scene
 
 # Rows without a key: one that is published twice would show.
 PIPELINES = """
@@ -38,14 +30,6 @@ def told(ctx, day: date):
         connection.execute("CREATE TABLE IF NOT EXISTS marts.told (day date)")
         connection.execute("INSERT INTO marts.told VALUES (%s)", (day,))
 """
-SCRIPT = """
-import os, sys
-from tidegate.project import Project
-report = Project.open(sys.argv[1]).run_task("told", day="2026-11-01")
-for end in report.ends:
-    print(end.step.name, end.state.value, end.error or "", flush=True)
-os._exit(report.exit_code)
-"""
 # Of the first task, of the second, and of the side effect, in the order in which they come.
 POINTS = (
     *("job.submitted", "job.claimed", "fence.raised", "stage.done", "check.done"),
@@ -55,85 +39,43 @@ POINTS = (
     *("job.finishing@2", "job.submitted@3", "job.finishing@3", "publish.marked@3"),
     "job.finished@3",
 )
+SOME = ("publish.applied", "publish.committed", "publish.applied", "publish.marked@2")
 
 
-@dataclass(slots=True)
-class Scene:
-    """A project of tasks on two databases."""
+def assert_once(scene: Scene) -> None:
+    def found(query: str) -> list[tuple[object, ...]]:
+        return oracle.rows(scene.destination, query)
 
-    folder: Path
-    warehouse: str
-    control: str
-    remote: str
-    _started: list[Process] = field(default_factory=list)
-    _numbers: itertools.count[int] = field(default_factory=itertools.count)
-
-    def __post_init__(self) -> None:
-        lines = ["[project]", 'name = "shop"', f"control = {json.dumps(self.control)}"]
-        lines += ["[connections]", f"warehouse = {json.dumps(self.warehouse)}"]
-        lines += ["[worker]", 'lease = "5s"', 'heartbeat = "1s"']
-        lines += ["[spark]", f"remote = {json.dumps(self.remote)}"]
-        self.folder.mkdir()
-        (self.folder / "tidegate.toml").write_text("\n".join(lines), encoding="utf-8")
-        (self.folder / "pipelines.py").write_text(PIPELINES, encoding="utf-8")
-        (self.folder.parent / "job.py").write_text(SCRIPT, encoding="utf-8")
-
-    def run(self, failpoint: str | None = None) -> Ended:
-        environment = {"PYSPARK_PYTHON": sys.executable}
-        environment |= {"TIDEGATE_FAILPOINT": failpoint} if failpoint else {}
-        command = [str(self.folder.parent / "job.py"), str(self.folder)]
-        log = self.folder / f"job-{next(self._numbers)}"
-        process = WarmProcess(command, log, environment)
-        self._started.append(process)
-        return process.wait()
-
-    def assert_once(self) -> None:
-        with psycopg.connect(self.warehouse, autocommit=True) as connection:
-            tokens = connection.execute(
-                "SELECT id, count(*) FROM marts.tokens GROUP BY 1 ORDER BY 1"
-            ).fetchall()
-            days = connection.execute("SELECT day::text, count FROM marts.days").fetchall()
-            told = connection.execute("SELECT count(*) FROM marts.told").fetchone()
-            markers = connection.execute(
-                "SELECT target_table FROM tidegate.table_updates ORDER BY 1"
-            ).fetchall()
-        assert tokens == [(number, 1) for number in range(60)]
-        assert days == [("2026-11-01", 60)]
-        assert markers == [("marts.days",), ("marts.tokens",)]
-        # A side effect happens at least once; that it is done is known once.
-        assert told is not None
-        assert told[0] >= 1
-        marked = "SELECT count(*) FROM tidegate_control.task_markers"
-        assert oracle.scalar(self.control, marked) == 1
-        oracle.assert_idle(self.control)
-
-    def close(self) -> None:
-        for process in self._started:
-            process.kill_all()
+    tokens = found("SELECT id, count(*) FROM marts.tokens GROUP BY 1 ORDER BY 1")
+    assert tokens == [(number, 1) for number in range(60)]
+    assert found("SELECT day::text, count FROM marts.days") == [("2026-11-01", 60)]
+    markers = found("SELECT target_table FROM tidegate.table_updates ORDER BY 1")
+    assert markers == [("marts.days",), ("marts.tokens",)]
+    # A side effect happens at least once; that it is done is known once.
+    assert found("SELECT day FROM marts.told") != []
+    marked = "SELECT count(*) FROM tidegate_control.task_markers"
+    assert oracle.scalar(scene.control, marked) == 1
+    oracle.assert_idle(scene.control)
 
 
-@pytest.fixture
-def scene(
-    tmp_path: Path, make_database: MakeDatabase, spark_server: SparkServer
-) -> Iterator[Scene]:
-    made = Scene(
-        tmp_path / "project", make_database("warehouse"), make_database("control"), spark_server.url
-    )
-    yield made
-    made.close()
-
-
-@pytest.mark.parametrize("points", [POINTS[0::3], POINTS[1::3], POINTS[2::3]], ids=["0", "1", "2"])
+@pytest.mark.parametrize(
+    "points",
+    [SOME, *(pytest.param(POINTS[start::3], marks=pytest.mark.chaos) for start in range(3))],
+    ids=["some", "0", "1", "2"],
+)
 def test_killed_at_every_point_and_run_again_each_task_is_done_once(
-    scene: Scene, points: tuple[str, ...]
+    make_scene: MakeScene, points: tuple[str, ...]
 ) -> None:
+    lease = {"lease": "5s", "heartbeat": "1s"}
+    scene = make_scene(2, tables=(), pipelines=PIPELINES, worker=lease)
+    command = ("run", "told", "-p", "day=2026-11-01")
     killed = 0
     for point in points:
-        ended = scene.run(f"{point}=kill")
+        ended = scene.start_command(*command, failpoint=f"{point}=kill").wait()
         # A point of what an earlier run has done already is not passed again.
         assert ended.code in (0, -signal.SIGKILL), ended
         killed += ended.code != 0
     assert killed >= 3
-    ended = scene.run()
+    ended = scene.command(*command)
     assert ended.code == 0, ended
-    scene.assert_once()
+    assert_once(scene)

@@ -6,6 +6,8 @@ import os
 import signal
 import time
 
+import pytest
+
 from acceptance.conftest import MakeQueue
 from acceptance.processes import Process, until
 from acceptance.queueing import Queue, is_gone
@@ -54,6 +56,7 @@ def test_a_killed_worker_is_started_again_and_all_stop_together(make_queue: Make
     assert queue.worker_pids() <= {holder}
 
 
+@pytest.mark.chaos
 def test_up_stops_workers_that_are_at_work(make_queue: MakeQueue) -> None:
     queue = make_queue(1)
     flag = queue.scene.flag("raised")
@@ -80,6 +83,7 @@ def test_a_killed_up_leaves_no_worker_behind(make_queue: MakeQueue) -> None:
     assert (job.status, job.error, job.crash_count) == ("pending", None, 0), job
 
 
+@pytest.mark.chaos
 def test_a_worker_that_cannot_live_ends_them_all(make_queue: MakeQueue) -> None:
     queue = make_queue(1)
     up, pids = start_two(queue)

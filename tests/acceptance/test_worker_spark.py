@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
+
 from acceptance.conftest import CONNECT, LOCAL, MakeQueue
 from acceptance.processes import Process, until
 
@@ -56,6 +58,7 @@ def test_two_syncs_run_side_by_side(make_queue: MakeQueue) -> None:
     queue.assert_all_done()
 
 
+@pytest.mark.chaos
 def test_spark_stays_warm_between_jobs_and_is_started_again_when_it_died(
     make_queue: MakeQueue,
 ) -> None:

@@ -21,13 +21,15 @@ TARGET = Endpoint("lake", ORDERS)
 
 def small_files(place: Place, relation: Relation = ORDERS, files: int = 6) -> None:
     """A table of so many small files, each a commit of its own."""
-    fill_table(place, orders(range(1, 3)), relation)
-    add_files(place, relation, files - 1)
+    table = fill_table(place, orders(range(1, 3)), relation)
+    for _ in range(files - 1):
+        table.append(orders(range(1, 3)))
 
 
 def add_files(place: Place, relation: Relation = ORDERS, files: int = 1) -> None:
+    table = open_table(place, relation)
     for _ in range(files):
-        open_table(place, relation).append(orders(range(1, 3)))
+        table.append(orders(range(1, 3)))
 
 
 def cared_place(make_place: MakePlace, settings: str = "", **options: Any) -> Place:
@@ -38,6 +40,14 @@ def cared_place(make_place: MakePlace, settings: str = "", **options: Any) -> Pl
     with place.open() as project:
         project.context.control_id()
     return place
+
+
+def forget_all(place: Place) -> None:
+    """As if nothing had been asked for, run or cached yet; the lake stays."""
+    of_jobs = ("jobs", "job_queue", "job_attempts", "job_actions", "job_audit", "table_locks")
+    others = ("lake_tables", "lake_catalogs", "sweeps", "workers", "api_tokens", "access_audit")
+    tables = ", ".join(f"tidegate_control.{one}" for one in (*of_jobs, *others))
+    place.control.execute(f"TRUNCATE {tables} CASCADE")
 
 
 @contextmanager

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from psycopg import sql
 
+from databases import Databases
 from integration.conftest import Database, Place, Rows
+from integration.shared_places import shared_places
 from tidegate.destinations.lake import LakeDestination
 from tidegate.destinations.publication import Publication
 from tidegate.lake.reading import main_rows
@@ -25,8 +29,10 @@ from tidegate.pipeline.load import stage_and_publish
 from tidegate.pipeline.stage import Staged
 from tidegate.pipeline.stage_landed import stage_landed
 from tidegate.postgres.catalog import describe_table
+from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.project import Project
 from tidegate.sources.postgres import PostgresSource
+from tidegate.spark.session import SparkSessions
 
 START = "0/0"
 
@@ -66,21 +72,27 @@ class ChangeStream:
     value: str = START
     staged: Staged | None = None
 
-    def open(self, *ddl: str, options: str = "publish_via_partition_root = true") -> None:
+    def open(self, *ddl: str) -> None:
         """Make the table, its publication and its slot."""
         self.place.source.execute(*ddl)
         table = sql.Identifier(self.relation.schema, self.relation.name)
         self.place.source.execute(
-            sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH ({})").format(
-                sql.Identifier(self.slot), table, sql.SQL(options)
-            ),
+            sql.SQL(
+                "CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true)"
+            ).format(sql.Identifier(self.slot), table),
             sql.SQL("SELECT pg_create_logical_replication_slot({}, 'pgoutput')").format(
                 sql.Literal(self.slot)
             ),
         )
 
     def close(self) -> None:
-        self.place.source.execute(f"SELECT pg_drop_replication_slot('{self.slot}')")
+        """Leave nothing in the source."""
+        self.place.source.execute(
+            f"SELECT pg_drop_replication_slot('{self.slot}')",
+            f'DROP PUBLICATION "{self.slot}"',
+            "DROP SCHEMA public CASCADE",
+            "CREATE SCHEMA public",
+        )
 
     @property
     def sync(self) -> Sync:
@@ -196,6 +208,48 @@ class ChangeStream:
     def target_rows(self, columns: str = "*") -> Rows:
         table = sql.Identifier(self.target.relation.schema, self.target.relation.name)
         return _texts(self.place.target, table.as_string(None), columns)
+
+
+class Streams:
+    """Makes one stream after the other in the same databases, each with a target of its own."""
+
+    def __init__(self, place: Place, project: Project) -> None:
+        self.place = place
+        self.project = project
+        self._made: list[ChangeStream] = []
+
+    def __call__(
+        self, *ddl: str, connection: str = "warehouse", name: str = "orders", **options: Any
+    ) -> ChangeStream:
+        """The tables of the stream before it are gone then."""
+        self.close()
+        target = Endpoint(connection, Relation("raw", f"{name}_{uuid4().hex[:8]}"))
+        stream = ChangeStream(self.project, self.place, target=target, **options)
+        stream.open(*ddl)
+        self._made.append(stream)
+        return stream
+
+    def close(self) -> None:
+        while self._made:
+            self._made.pop().close()
+
+
+@contextmanager
+def shared_streams(
+    server: EmbeddedServer,
+    kept: Databases,
+    folder: Path,
+    spark: SparkSessions | None = None,
+    **options: Any,
+) -> Iterator[Streams]:
+    """Streams for all tests of a module."""
+    with shared_places(server, kept, folder) as make_place:
+        place = make_place(databases=2, **options)
+        streams = Streams(place, place.open(spark))
+        try:
+            yield streams
+        finally:
+            streams.close()
 
 
 def _texts(database: Database, table: str, columns: str) -> Rows:

@@ -1,15 +1,13 @@
 """What every destination must do: one suite, run against each of them.
 
-A destination's tests subclass `DestinationConformance` and give a `make_harness` fixture.
+A destination's tests subclass these classes and give a `make_harness` fixture.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
-
 import pytest
 
+from integration.destination_harness import MakeHarness, Row, load
 from tidegate.errors import (
     DeclarationError,
     DestinationError,
@@ -18,218 +16,79 @@ from tidegate.errors import (
     StagingLost,
     WatermarkMoved,
 )
-from tidegate.ledger.fences import Fence
 from tidegate.model.batch import Batch, BatchKind
-from tidegate.model.load import Published, StagedWrite
-from tidegate.model.watermark import Watermark
 
-Row = tuple[Any, ...]
+__all__ = ["MakeHarness", "Row", "load"]
 
-
-class Harness(Protocol):
-    """A destination table under test, with a way to stage rows into it without Spark."""
-
-    def attempt(self) -> Fence:
-        """A new attempt that has raised its fence."""
-
-    def stage(self, fence: Fence, *parts: Sequence[Row]) -> tuple[StagedWrite, ...]:
-        """Write rows aside, one writer call for each part.
-
-        Made with deletes, each row ends with a flag: whether the row with its key is gone.
-        """
-
-    def check(self, fence: Fence, writes: Sequence[StagedWrite], *, newest: bool = False) -> None:
-        """Verify what was staged."""
-
-    def publish(
-        self,
-        fence: Fence,
-        writes: Sequence[StagedWrite],
-        batch: Batch,
-        *,
-        update_id: str | None = None,
-        watermark: Watermark | None = None,
-        newest: bool = False,
-    ) -> Published:
-        """Publish into the target, from the watermark that stands unless another is given."""
-
-    def exists(self, update_id: str) -> bool: ...
-
-    def watermark(self) -> Watermark: ...
-
-    def discard(self, fence: Fence) -> int: ...
-
-    def sweep(self, *live: Fence) -> int: ...
-
-    def lose_staging(self, fence: Fence) -> None:
-        """Empty what was staged, as crash recovery does."""
-
-    def refuse_writes(self) -> None:
-        """Make the target fail when rows are put into it."""
-
-    def rows(self) -> list[Row]:
-        """The target's rows in order."""
-
-    def markers(self) -> list[str]:
-        """The update_ids of the target's markers in order."""
-
-    def staged_tables(self) -> int: ...
-
-
-class MakeHarness(Protocol):
-    def __call__(
-        self,
-        columns: str = "id integer, name text, c bigint",
-        key: str = "id",
-        cursor: str | None = "c",
-        *,
-        unique: bool = True,
-        deletes: bool = False,
-    ) -> Harness: ...
-
-
-def load(
-    harness: Harness,
-    *rows: Row,
-    high: int = 10,
-    kind: BatchKind = BatchKind.RANGE,
-    newest: bool = False,
-    update_id: str | None = None,
-) -> Published:
-    """A whole load: stage, check, publish, discard."""
-    fence = harness.attempt()
-    writes = harness.stage(fence, rows)
-    harness.check(fence, writes, newest=newest)
-    batch = Batch(kind, None, str(high), rows=len(rows))
-    published = harness.publish(fence, writes, batch, update_id=update_id, newest=newest)
-    harness.discard(fence)
-    return published
+TWICE = r"\(id\).* not unique: one occurs 2 times"
+KEYLESS = r"1 rows .* have no value in their key \(id\)"
 
 
 class RowsConformance:
     """What a load does with its rows, in every mode."""
 
-    def test_a_load_brings_rows_marker_and_watermark_together(
+    def test_publishing_twice_brings_rows_marker_and_watermark_together_once(
         self, make_harness: MakeHarness
     ) -> None:
         harness = make_harness()
-        published = load(harness, (1, "a", 5), (2, "b", 7), high=7, update_id="u1")
-        assert (published.rows, published.changed, published.already) == (2, 2, False)
-        assert harness.rows() == [(1, "a", 5), (2, "b", 7)]
-        assert harness.markers() == ["u1"]
-        assert harness.exists("u1")
-        watermark = harness.watermark()
-        assert (watermark.value, watermark.version, watermark.rows_synced) == ("7", 1, 2)
-        assert watermark.update_id == "u1"
-
-    def test_rows_of_several_writer_calls_are_published_as_one(
-        self, make_harness: MakeHarness
-    ) -> None:
-        harness = make_harness()
-        fence = harness.attempt()
-        writes = harness.stage(fence, [(1, "a", 1)], [(2, "b", 2), (3, "c", 3)])
+        planned, fence = harness.watermark(), harness.attempt()
+        assert (planned.value, planned.version, harness.exists("u")) == (None, 0, False)
+        harness.stage(fence, [(1, "from a task that ran twice", 5)])
+        writes = harness.stage(fence, [(1, "a", 5)], [(2, "b", 6), (3, "c", 7)])
         assert sorted(write.rows for write in writes) == [1, 2]
         assert len({write.write_id for write in writes}) == 2
-        harness.publish(fence, writes, Batch(BatchKind.RANGE, None, "3"))
-        assert [row[0] for row in harness.rows()] == [1, 2, 3]
-
-    def test_a_writer_call_that_did_not_win_is_not_published(
-        self, make_harness: MakeHarness
-    ) -> None:
-        harness = make_harness()
-        fence = harness.attempt()
-        harness.stage(fence, [(1, "from a task that ran twice", 1)])
-        winner = harness.stage(fence, [(1, "a", 1)])
-        harness.publish(fence, winner, Batch(BatchKind.RANGE, None, "3"))
-        assert harness.rows() == [(1, "a", 1)]
-
-    def test_an_empty_batch_leaves_its_marker_and_watermark(
-        self, make_harness: MakeHarness
-    ) -> None:
-        harness = make_harness()
-        fence = harness.attempt()
-        published = harness.publish(
-            fence, (), Batch(BatchKind.RANGE, None, "3"), update_id="nothing"
-        )
-        assert published.rows == 0
-        assert harness.markers() == ["nothing"]
-        assert harness.watermark().value == "3"
-
-    def test_publishing_twice_is_one_load_and_a_success(self, make_harness: MakeHarness) -> None:
-        harness = make_harness()
-        planned = harness.watermark()
-        fence = harness.attempt()
-        writes = harness.stage(fence, [(1, "a", 5)])
-        batch = Batch(BatchKind.RANGE, None, "5")
+        harness.check(fence, writes)
+        assert (harness.rows(), harness.markers()) == ([], []), "staged is not yet published"
+        batch = Batch(BatchKind.RANGE, None, "7")
         first = harness.publish(fence, writes, batch, update_id="u", watermark=planned)
+        assert (first.rows, first.changed, first.already) == (3, 3, False)
         second = harness.publish(fence, writes, batch, update_id="u", watermark=planned)
-        assert (first.already, second.already) == (False, True)
-        assert second.rows == first.rows == 1
-        assert harness.markers() == ["u"]
-        assert harness.watermark().version == 1
-        assert harness.watermark().rows_synced == 1
+        assert (second.rows, second.already) == (3, True)
+        assert harness.rows() == [(1, "a", 5), (2, "b", 6), (3, "c", 7)]
+        assert (harness.markers(), harness.exists("u")) == (["u"], True)
+        watermark = harness.watermark()
+        assert (watermark.value, watermark.version, watermark.rows_synced) == ("7", 1, 3)
+        assert watermark.update_id == "u"
 
-    def test_when_the_target_refuses_there_is_no_marker_and_no_move(
+    def test_empty_batches_count_and_refused_ones_leave_no_marker_and_no_move(
         self, make_harness: MakeHarness
     ) -> None:
         harness = make_harness()
-        load(harness, (1, "a", 1), high=1, update_id="u1")
+        nothing = Batch(BatchKind.RANGE, None, "3")
+        assert harness.publish(harness.attempt(), (), nothing, update_id="u1").rows == 0
+        assert (harness.markers(), harness.watermark().value) == (["u1"], "3")
+        load(harness, (1, "a", 5), (2, "b", 5), update_id="u2")
+        emptied = Batch(BatchKind.FULL, None, "10")
+        assert harness.publish(harness.attempt(), (), emptied, update_id="u3").changed == 2
+        assert harness.rows() == []
         harness.refuse_writes()
         fence = harness.attempt()
-        writes = harness.stage(fence, [(2, "b", 2)])
+        writes = harness.stage(fence, [(2, "b", 12)])
         with pytest.raises(LoadError, match="publishing into"):
-            harness.publish(fence, writes, Batch(BatchKind.RANGE, "1", "2"), update_id="u2")
-        assert harness.rows() == [(1, "a", 1)]
-        assert harness.markers() == ["u1"]
-        assert harness.watermark().version == 1
-
-    def test_an_empty_full_batch_empties_the_target(self, make_harness: MakeHarness) -> None:
-        harness = make_harness()
-        load(harness, (1, "a", 5), (2, "b", 5))
-        fence = harness.attempt()
-        assert harness.publish(fence, (), Batch(BatchKind.FULL, None, "10")).changed == 2
-        assert harness.rows() == []
+            harness.publish(fence, writes, Batch(BatchKind.RANGE, "10", "12"), update_id="u4")
+        assert (harness.rows(), harness.markers()) == ([], ["u1", "u2", "u3"])
+        assert (harness.watermark().value, harness.watermark().version) == ("10", 3)
 
 
 class ProtocolConformance:
-    """What a load does whatever its mode: exists, fence, staging, discard, watermark."""
-
-    def test_before_the_first_load_nothing_exists(self, make_harness: MakeHarness) -> None:
-        harness = make_harness()
-        assert not harness.exists("u1")
-        assert harness.watermark().value is None
-        assert harness.watermark().version == 0
-
-    def test_staged_rows_are_not_in_the_target_until_published(
-        self, make_harness: MakeHarness
-    ) -> None:
-        harness = make_harness()
-        fence = harness.attempt()
-        writes = harness.stage(fence, [(1, "a", 5)])
-        harness.check(fence, writes)
-        assert (harness.rows(), harness.markers()) == ([], [])
-        assert harness.watermark().version == 0
+    """What a load does whatever its mode: fence, staging, discard, watermark."""
 
     def test_staged_rows_that_vanished_are_noticed_by_check_and_by_publish(
         self, make_harness: MakeHarness
     ) -> None:
         harness = make_harness()
-        fence = harness.attempt()
+        fence, batch = harness.attempt(), Batch(BatchKind.RANGE, None, "2")
         writes = harness.stage(fence, [(1, "a", 1)], [(2, "b", 2)])
-        harness.lose_staging(fence)
+        harness.lose_staging()
         with pytest.raises(StagingLost, match=r"1 rows were staged .* 0 are left"):
             harness.check(fence, writes)
         with pytest.raises(StagingLost):
-            harness.publish(fence, writes, Batch(BatchKind.RANGE, None, "2"))
-        assert (harness.rows(), harness.markers()) == ([], [])
-
-    def test_staging_that_was_discarded_is_noticed_as_well(self, make_harness: MakeHarness) -> None:
-        harness = make_harness()
-        fence = harness.attempt()
+            harness.publish(fence, writes, batch)
         writes = harness.stage(fence, [(1, "a", 1)])
         harness.discard(fence)
         with pytest.raises(StagingLost):
-            harness.publish(fence, writes, Batch(BatchKind.RANGE, None, "2"))
+            harness.publish(fence, writes, batch)
+        assert (harness.rows(), harness.markers()) == ([], [])
 
     def test_a_replaced_attempt_publishes_nothing(self, make_harness: MakeHarness) -> None:
         harness = make_harness()
@@ -240,28 +99,21 @@ class ProtocolConformance:
             harness.publish(zombie, writes, Batch(BatchKind.RANGE, None, "2"))
         assert (harness.rows(), harness.markers()) == ([], [])
 
-    def test_a_load_planned_on_an_older_watermark_publishes_nothing(
+    def test_a_load_planned_on_an_older_watermark_or_below_it_publishes_nothing(
         self, make_harness: MakeHarness
     ) -> None:
         harness = make_harness()
         outdated = harness.watermark()
         load(harness, (1, "a", 5), high=5, update_id="u1")
-        fence = harness.attempt()
-        writes = harness.stage(fence, [(2, "b", 6)])
-        with pytest.raises(WatermarkMoved):
-            harness.publish(fence, writes, Batch(BatchKind.RANGE, None, "6"), watermark=outdated)
-        assert harness.rows() == [(1, "a", 5)]
-        assert harness.markers() == ["u1"]
-
-    def test_a_watermark_never_moves_down(self, make_harness: MakeHarness) -> None:
-        harness = make_harness()
-        load(harness, (1, "a", 50), high=50)
-        fence = harness.attempt()
-        writes = harness.stage(fence, [(2, "b", 6)])
-        with pytest.raises(WatermarkMoved):
-            harness.publish(fence, writes, Batch(BatchKind.RANGE, None, "6"))
-        assert harness.watermark().value == "50"
-        assert harness.rows() == [(1, "a", 50)]
+        for watermark, high in ((outdated, "6"), (harness.watermark(), "4")):
+            fence = harness.attempt()
+            writes = harness.stage(fence, [(2, "b", 6)])
+            with pytest.raises(WatermarkMoved):
+                harness.publish(
+                    fence, writes, Batch(BatchKind.RANGE, None, high), watermark=watermark
+                )
+        assert (harness.rows(), harness.markers()) == ([(1, "a", 5)], ["u1"])
+        assert harness.watermark().value == "5"
 
     def test_discard_and_sweep_leave_nothing_behind(self, make_harness: MakeHarness) -> None:
         harness = make_harness()
@@ -281,57 +133,37 @@ class DestinationConformance(RowsConformance, ProtocolConformance):
 class MergeConformance(DestinationConformance):
     """What merge adds: one row per key, the newest wins, unchanged rows are left alone."""
 
-    def test_a_row_that_changed_replaces_the_old_one(self, make_harness: MakeHarness) -> None:
-        harness = make_harness()
-        load(harness, (1, "a", 1), (2, "b", 1))
-        published = load(harness, (1, "changed", 2), (3, "new", 2))
-        assert published.changed == 2
-        assert harness.rows() == [(1, "changed", 2), (2, "b", 1), (3, "new", 2)]
-
-    def test_rows_that_did_not_change_are_not_counted_as_changed(
+    def test_rows_replace_others_unless_they_are_older_and_a_full_batch_is_all(
         self, make_harness: MakeHarness
     ) -> None:
         harness = make_harness()
-        rows = ((1, "a", 1), (2, None, 1), (3, "c", 1))
-        load(harness, *rows)
-        published = load(harness, *rows[:2], (3, "c!", 2))
-        assert (published.rows, published.changed) == (3, 1)
+        load(
+            harness,
+            *((1, "same", 1), (2, None, 1), (3, "newer", 8), (4, "first", 8)),
+            *((5, "with", 5), (6, "without", None)),
+        )
+        published = load(
+            harness,
+            *((1, "same", 1), (2, None, 1), (3, "older", 3), (4, "second", 8)),
+            *((5, "without", None), (6, "with", 1), (7, "new", 2)),
+        )
+        assert (published.rows, published.changed) == (7, 4)
+        stay = [(2, None, 1), (3, "newer", 8), (4, "second", 8), (5, "without", None)]
+        assert harness.rows() == [(1, "same", 1), *stay, (6, "with", 1), (7, "new", 2)]
+        assert load(harness, (1, "changed", 9), (8, "new", 9)).changed == 2, "all are newer"
+        assert harness.rows()[:5] == [(1, "changed", 9), *stay]
+        full = [(1, "restored", 2), (3, "newer", 8), (9, "new", 1)]
+        assert load(harness, *full, kind=BatchKind.FULL).changed == 2 + 6
+        assert harness.rows() == full
 
-    def test_an_older_row_that_comes_late_does_not_replace_a_newer(
+    def test_a_key_of_several_columns_is_compared_whole_without_a_cursor_too(
         self, make_harness: MakeHarness
     ) -> None:
-        harness = make_harness()
-        load(harness, (1, "newer", 8))
-        published = load(harness, (1, "older", 3))
-        assert published.changed == 0
-        assert harness.rows() == [(1, "newer", 8)]
-
-    def test_of_two_rows_with_the_same_cursor_the_last_loaded_stays(
-        self, make_harness: MakeHarness
-    ) -> None:
-        harness = make_harness()
-        load(harness, (1, "first", 8))
-        load(harness, (1, "second", 8))
-        assert harness.rows() == [(1, "second", 8)]
-
-    def test_a_row_without_a_cursor_replaces_and_is_replaced(
-        self, make_harness: MakeHarness
-    ) -> None:
-        harness = make_harness()
-        load(harness, (1, "a", 5), (2, "b", None))
-        load(harness, (1, "without", None), (2, "with", 1))
-        assert harness.rows() == [(1, "without", None), (2, "with", 1)]
-
-    def test_a_key_of_several_columns_is_compared_whole(self, make_harness: MakeHarness) -> None:
-        harness = make_harness("shop text, id integer, name text, c bigint", "shop, id")
-        load(harness, ("x", 1, "a", 1), ("x", 2, "b", 1), ("y", 1, "c", 1))
-        load(harness, ("x", 1, "changed", 2), ("y", 2, "new", 2))
-        assert harness.rows() == [
-            ("x", 1, "changed", 2),
-            ("x", 2, "b", 1),
-            ("y", 1, "c", 1),
-            ("y", 2, "new", 2),
-        ]
+        harness = make_harness("shop text, id integer, name text", "shop, id", None)
+        load(harness, ("x", 1, "a"), ("x", 2, "b"), ("y", 1, "c"))
+        load(harness, ("x", 1, "changed"), ("y", 2, "new"))
+        stay = [("x", 2, "b"), ("y", 1, "c")]
+        assert harness.rows() == [("x", 1, "changed"), *stay, ("y", 2, "new")]
 
     def test_a_table_that_is_all_key_takes_each_row_once(self, make_harness: MakeHarness) -> None:
         harness = make_harness("id integer, c bigint", "id, c")
@@ -339,61 +171,111 @@ class MergeConformance(DestinationConformance):
         assert load(harness, (1, 1), (1, 3)).changed == 1
         assert harness.rows() == [(1, 1), (1, 2), (1, 3)]
 
-    def test_without_a_cursor_in_the_rows_the_last_load_wins(
+    def test_a_key_twice_is_refused_by_name_or_its_newest_row_is_kept_when_asked_for(
         self, make_harness: MakeHarness
     ) -> None:
-        harness = make_harness("id integer, name text", "id", None)
-        load(harness, (1, "a"))
-        load(harness, (1, "b"))
-        assert harness.rows() == [(1, "b")]
-
-    def test_a_key_twice_in_one_batch_is_refused_by_name(self, make_harness: MakeHarness) -> None:
         harness = make_harness(unique=False)
         fence = harness.attempt()
         writes = harness.stage(fence, [(7, "a", 1), (8, "b", 1)], [(7, "c", 2)])
-        with pytest.raises(DeclarationError, match=r"\(id\).* not unique: one occurs 2 times"):
+        with pytest.raises(DeclarationError, match=TWICE):
+            harness.check(fence, writes)
+        writes = harness.stage(fence, [(None, "a", 1), (2, "b", 1)])
+        with pytest.raises(DestinationError, match=KEYLESS):
+            harness.check(fence, writes, newest=True)
+        load(
+            harness,
+            *((7, "a", 1), (7, "c", 3), (7, "b", 2), (7, "null", None), (8, "x", 1)),
+            newest=True,
+        )
+        assert harness.rows() == [(7, "c", 3), (8, "x", 1)]
+        # Of one cursor, the same row is kept in whatever order they come.
+        tied = [(key, name, 1) for key, names in enumerate(("abc", "cba", "bca")) for name in names]
+        load(harness, *tied, (7, "d", 4), (7, "e", 5), (8, "older", 0), newest=True)
+        *same, seven, eight = harness.rows()
+        assert [row[0] for row in same] == [0, 1, 2]
+        assert len({row[1] for row in same}) == 1
+        assert (seven, eight) == ((7, "e", 5), (8, "x", 1))
+
+
+class DeletesConformance:
+    """What a batch that carries deletes does to a target with a key."""
+
+    def test_one_batch_brings_new_rows_changes_and_deletes(self, make_harness: MakeHarness) -> None:
+        harness = make_harness(deletes=True)
+        gone = load(harness, (7, "never here", 5, True), update_id="u0", high=1)
+        assert (gone.rows, gone.changed, harness.exists("u0")) == (1, 0, True)
+        assert harness.watermark().rows_synced == 0
+        load(
+            harness,
+            *((1, "a", 8, False), (2, "b", 8, None), (3, "c", None, False), (4, "d", 1, False)),
+        )
+        # A delete counts whatever its cursor and that of the row which is there.
+        planned, fence = harness.watermark(), harness.attempt()
+        writes = harness.stage(
+            fence,
+            [(1, None, 3, True), (2, None, None, True), (3, "c", 9, True)],
+            [(4, "changed", 2, False), (5, "new", 2, None), (9, None, 1, True)],
+        )
+        harness.check(fence, writes)
+        batch = Batch(BatchKind.RANGE, None, "20")
+        first = harness.publish(fence, writes, batch, update_id="u", watermark=planned)
+        assert (first.rows, first.changed, first.already) == (6, 5, False)
+        assert harness.publish(fence, writes, batch, update_id="u", watermark=planned).already
+        assert harness.rows() == [(4, "changed", 2), (5, "new", 2)]
+        with pytest.raises(DeclarationError, match=r"carry deletes, and a full batch"):
+            load(harness, (4, "changed", 2, True), kind=BatchKind.FULL)
+        # A target that deletes have emptied has no rows on record, and what was deleted may return.
+        load(harness, (4, None, None, True), (5, None, None, True), high=21)
+        assert (harness.rows(), harness.watermark().rows_synced) == ([], 0)
+        load(harness, (1, "again", 3, False), high=22, update_id="again")
+        assert (harness.rows(), harness.watermark().rows_synced) == ([(1, "again", 3)], 1)
+        harness.refuse_writes()
+        with pytest.raises(LoadError, match="publishing into"):
+            load(harness, (1, None, None, True), (2, "b", 2, False), high=23)
+        assert (harness.rows(), harness.markers()[-1]) == ([(1, "again", 3)], "again")
+
+    def test_a_key_twice_or_missing_in_a_batch_with_deletes_is_refused_by_name(
+        self, make_harness: MakeHarness
+    ) -> None:
+        """Not even an index of the source tells that a key is deleted and there once at most."""
+        harness = make_harness(deletes=True)
+        fence = harness.attempt()
+        for row in ((7, "a", 2, False), (7, None, None, True)):
+            writes = harness.stage(fence, [(7, "a", 1, True), (8, "b", 1, False)], [row])
+            with pytest.raises(DeclarationError, match=TWICE):
+                harness.check(fence, writes)
+        writes = harness.stage(fence, [(None, "a", 1, True), (2, "b", 1, False)])
+        with pytest.raises(DestinationError, match=KEYLESS):
             harness.check(fence, writes)
 
-    @pytest.mark.parametrize("first", [(), ((7, "old", 0), (9, "z", 0))])
-    def test_of_duplicates_the_newest_row_is_kept_when_asked_for(
-        self, make_harness: MakeHarness, first: tuple[Row, ...]
-    ) -> None:
-        harness = make_harness(unique=False)
-        if first:
-            load(harness, *first, high=0, newest=True)
-        load(
-            harness, (7, "a", 1), (7, "c", 3), (7, "b", 2), (7, "null", None), (8, "x", 1),
-            newest=True,
-        )  # fmt: skip
-        expected = [(7, "c", 3), (8, "x", 1)]
-        assert harness.rows() == expected + ([(9, "z", 0)] if first else [])
-
-    def test_duplicates_with_one_cursor_are_decided_alike_every_time(
+    def test_of_a_key_twice_the_newest_is_kept_be_it_a_delete_or_not(
         self, make_harness: MakeHarness
     ) -> None:
-        rows = [(7, "a", 1), (7, "b", 1), (7, "c", 1)]
-        found = []
-        for order in (rows, rows[::-1], [rows[1], rows[2], rows[0]]):
-            harness = make_harness(unique=False)
-            load(harness, *order, newest=True)
-            found.append(harness.rows())
-        assert found[0] == found[1] == found[2]
-        assert len(found[0]) == 1
+        def changes(above: int) -> list[Row]:
+            found = (
+                *((1, "a", 5, False), (1, None, 6, True)),
+                *((2, "b", 6, False), (2, None, 5, True)),
+                *((3, "c", 6, False), (3, None, None, True)),
+                *((4, "d", 5, False), (4, "d", 5, True)),
+                *((5, "null", None, False), (5, "e", 1, False)),
+            )
+            return [(key + above, *rest) for key, *rest in found]
 
-    def test_a_row_without_its_key_is_refused(self, make_harness: MakeHarness) -> None:
-        harness = make_harness(unique=False)
-        fence = harness.attempt()
-        writes = harness.stage(fence, [(None, "a", 1), (2, "b", 1)])
-        with pytest.raises(DestinationError, match=r"1 rows .* have no value in their key \(id\)"):
-            harness.check(fence, writes, newest=True)
+        harness = make_harness(deletes=True)
+        load(harness, *changes(0), *((key, "old", 0, False) for key in range(11, 16)), newest=True)
+        assert harness.rows()[:2] == [(2, "b", 6), (5, "e", 1)]
+        load(harness, *changes(10), newest=True)
+        kept = [(2, "b", 6), (5, "e", 1)]
+        assert harness.rows() == [*kept, *((key + 10, *rest) for key, *rest in kept)]
 
-    def test_a_full_batch_removes_what_it_does_not_hold_and_takes_older_rows(
+    def test_keys_of_several_columns_and_tables_that_are_all_key_lose_rows_too(
         self, make_harness: MakeHarness
     ) -> None:
-        harness = make_harness()
-        load(harness, (1, "a", 5), (2, "gone", 5), (3, "c", 5))
-        published = load(
-            harness, (1, "restored", 2), (3, "c", 5), (4, "new", 1), kind=BatchKind.FULL
-        )
-        assert published.changed == 3
-        assert harness.rows() == [(1, "restored", 2), (3, "c", 5), (4, "new", 1)]
+        harness = make_harness("shop text, id integer, name text", "shop, id", None, deletes=True)
+        load(harness, ("x", 1, "a", False), ("x", 2, "b", False), ("y", 1, "c", False))
+        load(harness, ("x", 1, None, True), ("y", 2, None, True), ("y", 1, "c!", False))
+        assert harness.rows() == [("x", 2, "b"), ("y", 1, "c!")]
+        harness = make_harness("id integer, c bigint", "id, c", deletes=True)
+        load(harness, (1, 1, False), (1, 2, False))
+        assert load(harness, (1, 1, True), (1, 2, False), (1, 3, False)).changed >= 2
+        assert harness.rows() == [(1, 2), (1, 3)]

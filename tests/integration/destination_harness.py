@@ -1,43 +1,71 @@
-"""What the harnesses of all destinations share: a table that is loaded attempt by attempt."""
+"""A table of any destination under test, which is loaded attempt by attempt, without Spark."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from uuid import uuid4
 
+from integration.conftest import Database
 from tidegate.destinations.destination import Destination
 from tidegate.destinations.publication import Publication
 from tidegate.ledger.fences import Fence
-from tidegate.model.batch import Batch
+from tidegate.model.batch import Batch, BatchKind
 from tidegate.model.cursor import CursorType
 from tidegate.model.identity import new_attempt_id
 from tidegate.model.load import Published, StagedWrite
-from tidegate.model.rules import Duplicates, Rules
-from tidegate.model.shape import Shape
+from tidegate.model.rules import Duplicates, Mode, Rules
+from tidegate.model.shape import Shape, StagedColumn
 from tidegate.model.watermark import Watermark
 
 PIPELINE = "shop.orders"
+COLUMNS = "id integer, name text, c bigint"
+Row = tuple[Any, ...]
 D = TypeVar("D", bound=Destination)
 
 
-class DestinationHarness(Generic[D]):
+class DestinationHarness(ABC, Generic[D]):
     """One table, and the attempts that load it; how rows are staged and read is each one's own."""
 
-    def __init__(self, destination: D, shape: Shape, rules: Rules | None) -> None:
+    def __init__(self, destination: D, shape: Shape, rules: Rules | None, ledger: Database) -> None:
         self.destination = destination
         self.shape = shape
         self.rules = rules or Rules()
         self.token = 0
+        self._ledger = ledger
         destination.ledger.ensure()
         destination.prepare(shape, self.watermark(), self.rules)
+
+    @abstractmethod
+    def stage(self, fence: Fence, *parts: Sequence[Row]) -> tuple[StagedWrite, ...]:
+        """Write rows aside, one writer call for each part.
+
+        Made with deletes, each row ends with a flag: whether the row with its key is gone.
+        """
+
+    @abstractmethod
+    def lose_staging(self) -> None:
+        """Empty what was staged, as crash recovery does."""
+
+    @abstractmethod
+    def refuse_writes(self) -> None:
+        """Make the target fail when rows are put into it."""
+
+    @abstractmethod
+    def rows(self) -> list[Row]:
+        """The target's rows in order."""
+
+    @abstractmethod
+    def staged_tables(self) -> int: ...
 
     @property
     def table(self) -> str:
         return str(self.destination.relation)
 
     def attempt(self) -> Fence:
+        """A new attempt that has raised its fence."""
         self.token += 1
         fence = Fence(self.table, self.destination.control_id, self.token, new_attempt_id())
         self.destination.raise_fence(fence)
@@ -56,6 +84,7 @@ class DestinationHarness(Generic[D]):
         watermark: Watermark | None = None,
         newest: bool = False,
     ) -> Published:
+        """Publish into the target, from the watermark that stands unless another is given."""
         return self.destination.publish(
             Publication(
                 update_id=update_id or uuid4().hex,
@@ -74,6 +103,14 @@ class DestinationHarness(Generic[D]):
     def exists(self, update_id: str) -> bool:
         return self.destination.exists(update_id)
 
+    def markers(self) -> list[str]:
+        """The update_ids of the target's markers in order."""
+        rows = self._ledger.execute(
+            f"SELECT update_id FROM {self.destination.ledger.schema}.table_updates"
+            f" WHERE target_table = '{self.table}' ORDER BY inserted, update_id"
+        )
+        return [row[0] for row in rows]
+
     def watermark(self) -> Watermark:
         return self.destination.watermark(PIPELINE)
 
@@ -86,3 +123,60 @@ class DestinationHarness(Generic[D]):
     def _rules(self, newest: bool) -> Rules:
         duplicates = Duplicates.NEWEST if newest else self.rules.duplicates
         return replace(self.rules, duplicates=duplicates)
+
+
+class MakeHarness(Protocol):
+    def __call__(
+        self,
+        columns: str = COLUMNS,
+        key: str = "id",
+        cursor: str | None = "c",
+        *,
+        unique: bool = True,
+        deletes: bool = False,
+    ) -> DestinationHarness[Any]: ...
+
+
+def make_shape(
+    columns: str = COLUMNS,
+    key: str = "id",
+    cursor: str | None = "c",
+    *,
+    unique: bool = True,
+    deletes: bool = False,
+) -> Shape:
+    pairs = [part.split(maxsplit=1) for part in columns.split(", ")]
+    staged = tuple(StagedColumn(name, kind, kind) for name, kind in pairs)
+    deleted = "is gone" if deletes else None
+    return Shape(staged, tuple(key.split(", ")) if key else (), cursor, unique, deleted)
+
+
+def maker_of(
+    make: Callable[[Shape, Rules], DestinationHarness[Any]], mode: Mode, *, keyless: bool
+) -> MakeHarness:
+    """A maker of tables that are loaded in one mode."""
+
+    def made(columns: str = COLUMNS, key: str = "id", *cursor: Any, **options: Any) -> Any:
+        if keyless:
+            key, options["unique"] = "", False
+        return make(make_shape(columns, key, *cursor, **options), Rules(mode=mode))
+
+    return made
+
+
+def load(
+    harness: DestinationHarness[Any],
+    *rows: Row,
+    high: int = 10,
+    kind: BatchKind = BatchKind.RANGE,
+    newest: bool = False,
+    update_id: str | None = None,
+) -> Published:
+    """A whole load: stage, check, publish, discard."""
+    fence = harness.attempt()
+    writes = harness.stage(fence, rows)
+    harness.check(fence, writes, newest=newest)
+    batch = Batch(kind, None, str(high), rows=len(rows))
+    published = harness.publish(fence, writes, batch, update_id=update_id, newest=newest)
+    harness.discard(fence)
+    return published

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from integration.conftest import Database
-from integration.destination_conformance import load
+from integration.destination_harness import load
 from integration.postgres_harness import PostgresHarness, make_shape
 from tidegate.errors import DestinationError
 from tidegate.model.drift import record_columns

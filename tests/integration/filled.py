@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from integration.commands import USAGE, Done, tidegate
 from integration.conftest import MakePlace, Place
-from integration.orders import contents
 
 ORDERS = {
     "source": "shop:public.orders",
@@ -47,16 +45,3 @@ def state(place: Place) -> list[tuple[object, ...]]:
     return place.target.execute(
         "SELECT high_watermark, version, rows_synced, update_id FROM tidegate.etl_state"
     )
-
-
-def adopt(place: Place, *arguments: str) -> Done:
-    return tidegate(place.folder, "adopt", "orders", *arguments)
-
-
-def refused(place: Place, *arguments: str, code: int = USAGE) -> str:
-    """The words of a refusal that wrote nothing anywhere."""
-    before = contents(place.source, place.target, place.control)
-    done = adopt(place, *arguments)
-    assert done.code == code, done
-    assert contents(place.source, place.target, place.control) == before
-    return done.err

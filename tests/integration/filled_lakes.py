@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from psycopg import sql
 from pyiceberg.catalog import Catalog as Client
 from pyiceberg.catalog.noop import NoopCatalog
@@ -18,16 +20,19 @@ from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
 from pyiceberg.serializers import ToOutputFile
 from pyiceberg.table import CommitTableResponse, StaticTable, Table
-from pyiceberg.table.metadata import new_table_metadata
+from pyiceberg.table.metadata import TableMetadata, new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import update_table_metadata
 
-from integration.conftest import MakePlace, Place
+from databases import Databases
+from integration.conftest import Database, MakePlace, Place
 from tidegate.lake.catalog import Catalog
 from tidegate.lake.metadata import read_table
 from tidegate.model.lake import LakeTable
-from tidegate.model.relation import Relation
+from tidegate.model.relation import Endpoint, Relation
+from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.project import Project
+from tidegate.runtime.hold import hold_table
 
 ORDERS = {"source": "shop:public.orders", "target": "lake:raw.orders", "cursor": "updated_at"}
 RELATION = Relation("raw", "orders")
@@ -38,6 +43,21 @@ COLUMNS = pa.schema(
         ("updated_at", pa.timestamp("us", tz="UTC")),
     ]
 )
+
+
+@pytest.fixture(scope="module")
+def make_shared(
+    server: EmbeddedServer, kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[MakePlace]:
+    """A maker of projects that all tests of a module share."""
+    names: list[str] = []
+
+    def make(name_hint: str = "db", *, control: bool = False) -> str:
+        names.append(kept_databases.make(name_hint, control=control))
+        return server.conninfo(names[-1])
+
+    yield MakePlace(make, tmp_path_factory.mktemp("shared"))
+    kept_databases.give_back(*names)
 
 
 def lake_place(
@@ -63,35 +83,57 @@ def table_of(place: Place, relation: Relation = RELATION) -> LakeTable:
     return found
 
 
-def schema_of(place: Place) -> str:
-    """Where the lake's ledger is, in the control database."""
-    return catalog_of(place).schema
+def schema_of(place: Place, lake: str = "lake") -> str:
+    """Where a lake's ledger is, in the control database."""
+    return Project.open(place.folder).context.catalog(lake).schema
 
 
-class _Client(NoopCatalog):
+def held(place: Place) -> AbstractContextManager[Any]:
+    """The table is held, as by a load that is at work."""
+    return hold_table(
+        place.open().context,
+        Endpoint.parse("lake:raw.orders"),
+        {"kind": "sync", "name": "orders"},
+        result={},
+        command="tidegate test",
+    )
+
+
+class CatalogClient(NoopCatalog):
     """Commits as another engine would: a new document, and the catalog's row that points to it."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, database: Database, schema: str) -> None:
         super().__init__("lake")
-        self._place = place
+        self._database = database
+        self._tables = sql.Identifier(schema, "iceberg_tables")
+
+    def open(self, relation: Relation) -> Table:
+        """A table as it is now."""
+        location = self._database.value(
+            sql.SQL(
+                "SELECT metadata_location FROM {} WHERE table_namespace = {} AND table_name = {}"
+            ).format(self._tables, relation.schema, relation.name)
+        )
+        static = StaticTable.from_metadata(location)
+        name = ("lake", relation.schema, relation.name)
+        return Table(name, static.metadata, location, static.io, self)
 
     def commit_table(self, table: Table, requirements: Any, updates: Any) -> CommitTableResponse:
         for requirement in requirements:
             requirement.validate(table.metadata)
         metadata = update_table_metadata(table.metadata, updates, False, table.metadata_location)
+        return CommitTableResponse(metadata=metadata, metadata_location=self.put(table, metadata))
+
+    def put(self, table: Table, metadata: TableMetadata) -> str:
         location = f"{metadata.location}/metadata/{uuid.uuid4()}.metadata.json"
         ToOutputFile.table_metadata(metadata, table.io.new_output(location))
-        self._place.control.execute(
+        self._database.execute(
             sql.SQL(
                 "UPDATE {} SET metadata_location = {} WHERE table_namespace = {}"
                 " AND table_name = {}"
-            ).format(
-                sql.Identifier(schema_of(self._place), "iceberg_tables"),
-                location,
-                *table.name()[-2:],
-            )
+            ).format(self._tables, location, *table.name()[-2:])
         )
-        return CommitTableResponse(metadata=metadata, metadata_location=location)
+        return location
 
 
 def make_table(place: Place, columns: pa.Schema = COLUMNS, relation: Relation = RELATION) -> Table:
@@ -122,20 +164,12 @@ def make_table(place: Place, columns: pa.Schema = COLUMNS, relation: Relation = 
             location,
         )
     )
-    name = ("lake", relation.schema, relation.name)
-    return Table(name, metadata, location, io, _Client(place))
+    return open_table(place, relation)
 
 
-def open_table(place: Place, relation: Relation = RELATION) -> Table:
+def open_table(place: Place, relation: Relation = RELATION, lake: str = "lake") -> Table:
     """The table as it is now, for somebody else to write to."""
-    (found,) = place.control.execute(
-        sql.SQL(
-            "SELECT metadata_location FROM {} WHERE table_namespace = {} AND table_name = {}"
-        ).format(sql.Identifier(schema_of(place), "iceberg_tables"), relation.schema, relation.name)
-    )
-    static = StaticTable.from_metadata(found[0])
-    name = ("lake", relation.schema, relation.name)
-    return Table(name, static.metadata, found[0], static.io, _Client(place))
+    return CatalogClient(place.control, schema_of(place, lake)).open(relation)
 
 
 def fill_table(place: Place, rows: pa.Table, relation: Relation = RELATION) -> Table:
@@ -143,6 +177,13 @@ def fill_table(place: Place, rows: pa.Table, relation: Relation = RELATION) -> T
     table = make_table(place, rows.schema, relation)
     table.append(rows)
     return table
+
+
+def rows_of(table: Table, *columns: str) -> list[tuple[Any, ...]]:
+    """Its rows in order."""
+    found = table.scan(selected_fields=columns).to_arrow().to_pylist()
+    rows = (tuple(row[name] for name in columns) for row in found)
+    return sorted(rows, key=lambda row: [(one is None, one) for one in row])
 
 
 def orders(numbers: Iterable[int], columns: pa.Schema = COLUMNS) -> pa.Table:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,13 +11,21 @@ from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
+import pytest
 from psycopg.conninfo import make_conninfo
-from pyiceberg.table import StaticTable
+from pyiceberg.table import StaticTable, Table
+from pyiceberg.table.snapshots import MetadataLogEntry
 
-from integration.conftest import Database
-from integration.destination_conformance import MakeHarness, Row
-from integration.destination_harness import DestinationHarness
-from integration.postgres_harness import make_shape, open_session
+from integration.conftest import Database, WarmSpark
+from integration.destination_harness import (
+    DestinationHarness,
+    MakeHarness,
+    Row,
+    make_shape,
+    maker_of,
+)
+from integration.filled_lakes import CatalogClient
+from integration.postgres_harness import open_session, shared
 from tidegate.destinations.lake import LakeDestination
 from tidegate.lake.catalog import Catalog
 from tidegate.lake.files import arrow_schema, write_file
@@ -34,7 +42,9 @@ from tidegate.postgres.connect import Connection
 from tidegate.postgres.types import lake_type
 from tidegate.spark.session import SparkSessions
 
-COLUMNS = "id integer, name text, c bigint"
+__all__ = ["shared"]
+
+REWRITE = "CALL {system}.rewrite_data_files(table => {name}, options => map('rewrite-all', 'true'))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +71,16 @@ class Lake:
             connect=self.open, schema=self.schema, lake=True, catalog=self.catalog.is_embedded
         )
 
+    @contextmanager
+    def without_triggers(self) -> Iterator[None]:
+        """Like a catalog that knows nothing of fences."""
+        alter = f"ALTER TABLE {self.schema}.iceberg_tables {{}} TRIGGER USER"
+        self.database.execute(alter.format("DISABLE"))
+        try:
+            yield
+        finally:
+            self.database.execute(alter.format("ENABLE"))
+
 
 def make_lake(
     database: Database,
@@ -82,6 +102,12 @@ def make_lake(
     return Lake(database, catalog, sessions, f"{catalog.schema}.iceberg_tables", database)
 
 
+@pytest.fixture(scope="module")
+def lake(shared: Database, tmp_path_factory: pytest.TempPathFactory, warm_spark: WarmSpark) -> Lake:
+    """One lake for all tables of a module."""
+    return make_lake(shared, tmp_path_factory.mktemp("lake"), warm_spark)
+
+
 def spelled_out(database: Database) -> str:
     """The address with its password, for a driver that knows no password file."""
     with database.connect() as connection:
@@ -92,40 +118,23 @@ def spelled_out(database: Database) -> str:
         )  # fmt: skip
 
 
-def lake_shape(
-    columns: str = COLUMNS,
-    key: str = "id",
-    cursor: str | None = "c",
-    *,
-    unique: bool = True,
-    deletes: bool = False,
-) -> Shape:
-    shape = make_shape(columns, key, cursor, unique=unique, deletes=deletes)
-    return replace(
-        shape,
-        columns=tuple(
-            StagedColumn(one.name, lake_type(one.staged_type), lake_type(one.target_type))
-            for one in shape.columns
-        ),
+def lake_shape(shape: Shape) -> Shape:
+    columns = (
+        StagedColumn(one.name, lake_type(one.staged_type), lake_type(one.target_type))
+        for one in shape.columns
     )
+    return replace(shape, columns=tuple(columns))
 
 
 def maker(lake: Lake, mode: Mode, *, keyless: bool = False) -> MakeHarness:
     """A maker of tables that are loaded in one mode."""
+    return maker_of(partial(LakeHarness, lake), mode, keyless=keyless)
 
-    def make(
-        columns: str = COLUMNS,
-        key: str = "id",
-        cursor: str | None = "c",
-        *,
-        unique: bool = True,
-        deletes: bool = False,
-    ) -> LakeHarness:
-        key, unique = ("", False) if keyless else (key, unique)
-        shape = lake_shape(columns, key, cursor, unique=unique, deletes=deletes)
-        return LakeHarness(lake, shape, Rules(mode=mode))
 
-    return make
+def append_harness(lake: Lake, **options: Any) -> LakeHarness:
+    """What is put in twice shows in an append."""
+    shape = make_shape(key="", unique=False)
+    return LakeHarness(lake, shape, Rules(mode=Mode.APPEND), **options)
 
 
 class LakeHarness(DestinationHarness[LakeDestination]):
@@ -145,7 +154,8 @@ class LakeHarness(DestinationHarness[LakeDestination]):
             project="shop",
             **options,
         )
-        super().__init__(destination, shape or lake_shape(), rules)
+        super().__init__(destination, lake_shape(shape or make_shape()), rules, lake.database)
+        self._client = CatalogClient(lake.database, lake.schema)
 
     def stage(self, fence: Fence, *parts: Sequence[Row]) -> tuple[StagedWrite, ...]:
         place = self.destination.place(self.shape, fence.attempt_id)
@@ -161,7 +171,7 @@ class LakeHarness(DestinationHarness[LakeDestination]):
             writes.append(StagedWrite(written["write_id"], written["rows"]))
         return tuple(writes)
 
-    def lose_staging(self, fence: Fence) -> None:
+    def lose_staging(self) -> None:
         for file in self._staged():
             file.unlink()
 
@@ -171,7 +181,7 @@ class LakeHarness(DestinationHarness[LakeDestination]):
         self.lake.backend.execute(
             f"CREATE FUNCTION refuse_{name}() RETURNS trigger LANGUAGE plpgsql AS"
             " 'BEGIN RAISE EXCEPTION ''the disk is full''; END'",
-            f"CREATE TRIGGER refuse BEFORE UPDATE ON {self.lake.tables}"
+            f"CREATE TRIGGER refuse_{name} BEFORE UPDATE ON {self.lake.tables}"
             f" FOR EACH ROW WHEN (OLD.table_name = '{name}') EXECUTE FUNCTION refuse_{name}()",
         )
 
@@ -185,12 +195,12 @@ class LakeHarness(DestinationHarness[LakeDestination]):
         order = [names.index(name) for name in self.shape.key] or range(len(names))
         return sorted(found, key=lambda row: [(row[at] is None, row[at]) for at in order])
 
-    def markers(self) -> list[str]:
-        rows = self.lake.database.execute(
-            f"SELECT update_id FROM {self.lake.schema}.table_updates"
-            f" WHERE target_table = '{self.table}' ORDER BY inserted, update_id"
+    def intents(self) -> list[Row]:
+        """Which loads attempts are about to publish, and whether they were given up."""
+        return self.lake.database.execute(
+            f"SELECT update_id, abandoned FROM {self.lake.schema}.intents"
+            f" WHERE target_table = '{self.table}'"
         )
-        return [row[0] for row in rows]
 
     def staged_tables(self) -> int:
         return len(self._staged())
@@ -218,6 +228,47 @@ class LakeHarness(DestinationHarness[LakeDestination]):
 
     def session(self, attempt_id: str | None = None) -> AbstractContextManager[LakeSession]:
         return lake_session(self.lake.sessions, self.lake.catalog, attempt_id)
+
+    def foreign(self) -> Table:
+        """The table as it is now, for somebody else to write to without Spark."""
+        return self._client.open(self.destination.relation)
+
+    def insert(self, key: int = 9) -> None:
+        """A row of somebody else's."""
+        table = self.foreign()
+        row = {"id": key, "name": "external", "c": 0}
+        table.append(pa.Table.from_pylist([row], schema=table.schema().as_arrow()))
+
+    def expire(self) -> None:
+        """All but the newest snapshots are forgotten; those still name their parents."""
+        table = self.foreign()
+        now = table.metadata
+        kept = {ref.snapshot_id for ref in now.refs.values()}
+        before = MetadataLogEntry(
+            metadata_file=table.metadata_location, timestamp_ms=now.last_updated_ms
+        )
+        most = int(now.properties.get("write.metadata.previous-versions-max", 100))
+        forgotten = {
+            "snapshots": [one for one in now.snapshots if one.snapshot_id in kept],
+            "snapshot_log": [one for one in now.snapshot_log if one.snapshot_id in kept],
+            "metadata_log": [*now.metadata_log, before][-most:],
+        }
+        self._client.put(table, now.model_copy(update=forgotten))
+
+    def statement(self, text: str) -> str:
+        """A statement over {table}, or a procedure of {system} over {name}."""
+        relation = self.destination.relation
+        return text.format(
+            table=self.lake.catalog.quoted(relation),
+            system="`lake`.system",
+            name=f"'raw.{relation.name}'",
+        )
+
+    def maintain(self, *statements: str) -> None:
+        """Somebody else's work on the table."""
+        with self.session() as session:
+            for text in statements:
+                session.run(self.statement(text))
 
     def _staged(self) -> list[Path]:
         folder = Path(self.read().location.removeprefix("file:")) / "data"

@@ -1,4 +1,4 @@
-"""Tables of a lake that others write to, and projects that read them."""
+"""Tables of a lake that others write to, and a project that reads them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
+
+from in_process import NoSpark
+from integration.commands import Done
 from integration.conftest import MakePlace, Place, Rows
-from integration.without_spark import NoSpark
-from tidegate.lake.metadata import read_metadata, read_table
+from integration.filled_lakes import open_table, rows_of, table_of
+from integration.here import tidegate
 from tidegate.lake.session import LakeSession, lake_session
 from tidegate.model.lake import LakeTable
 from tidegate.model.relation import Relation
@@ -18,28 +23,47 @@ from tidegate.project import Project
 from tidegate.runtime.runner import RunReport
 from tidegate.spark.session import SparkSessions
 
-ORDERS = Relation("raw", "orders")
 COLUMNS = "id int, status string, total decimal(12,2)"
-KEYED = {"source": "lake:raw.orders", "target": "warehouse:raw.orders", "key": "id"}
-COPIED = {"source": "lake:raw.orders", "target": "other:copy.orders", "key": "id"}
+
+
+def keyed(name: str, **options: Any) -> dict[str, Any]:
+    """A sync that reads the table of its name, by its key."""
+    source, target = f"lake:raw.{name}", f"warehouse:raw.{name}"
+    return {"name": name, "source": source, "target": target, "key": "id", **options}
 
 
 @dataclass(slots=True)
 class Lake:
-    """A project with two lakes, and a session of somebody who writes to the first."""
+    """A table of a project with two lakes, and a session of somebody who writes to it."""
 
     place: Place
     project: Project
     session: LakeSession
+    name: str = ""
+
+    def table_of(self, name: str) -> Lake:
+        """The table that the sync of this name reads; it is not made yet."""
+        return Lake(self.place, self.project, self.session, name)
 
     def sql(self, *statements: str) -> None:
         """Run statements over the table, which they call T."""
         for text in statements:
-            self.session.run(re.sub(r"\bT\b", "lake.raw.orders", text, count=1))
+            self.session.run(re.sub(r"\bT\b", f"lake.raw.{self.name}", text, count=1))
 
     def call(self, procedure: str, arguments: str = "") -> None:
         more = f", {arguments}" if arguments else ""
-        self.session.run(f"CALL lake.system.{procedure}(table => 'raw.orders'{more})")
+        self.session.run(f"CALL lake.system.{procedure}(table => 'raw.{self.name}'{more})")
+
+    def expire(self) -> None:
+        """Only the newest snapshot is kept."""
+        table = open_table(self.place, self.relation)
+        gone = [one.snapshot_id for one in table.snapshots() if one.snapshot_id != self.table.main]
+        table.maintenance.expire_snapshots().by_ids(gone).commit()
+
+    def roll_back(self, snapshot: int | None) -> None:
+        assert snapshot is not None
+        table = open_table(self.place, self.relation)
+        table.manage_snapshots().rollback_to_snapshot(snapshot).commit()
 
     def create(self, columns: str = COLUMNS, *, mode: str = "merge-on-read") -> None:
         properties = ", ".join(
@@ -49,47 +73,43 @@ class Lake:
         self.sql(f"CREATE TABLE T ({columns}) USING iceberg TBLPROPERTIES ({properties})")
 
     def insert(self, *ids: int, status: str = "new") -> None:
-        values = ", ".join(f"({one}, '{status}', {one}.25)" for one in ids)
-        self.sql(f"INSERT INTO T VALUES {values}")
+        """As another engine than Spark does."""
+        rows = [{"id": one, "status": status, "total": Decimal(f"{one}.25")} for one in ids]
+        table = open_table(self.place, self.relation)
+        table.append(pa.Table.from_pylist(rows, schema=table.schema().as_arrow()))
 
     def run(self, **options: Any) -> RunReport:
-        return self.project.run("orders", **options)
+        return self.project.run(self.name, **options)
 
     def run_without_spark(self) -> RunReport:
         """A run that must find nothing to do for Spark."""
         project = self.place.open()
         project.context.spark = NoSpark(project.settings.spark, project.settings.state_directory)
-        return project.run("orders")
+        return project.run(self.name)
+
+    def tidegate(self, *arguments: str) -> Done:
+        return tidegate(self.place.folder, *arguments)
+
+    @property
+    def relation(self) -> Relation:
+        return Relation("raw", self.name)
 
     @property
     def table(self) -> LakeTable:
-        found = read_table(self.project.context.catalog("lake"), ORDERS)
-        assert found is not None
-        return found
+        return table_of(self.place, self.relation)
 
     def source(self, columns: str = "id, status, total") -> Rows:
-        rows = self.session.run(f"SELECT {columns} FROM lake.raw.orders")
+        rows = rows_of(open_table(self.place, self.relation), *columns.split(", "))
         return sorted(rows, key=repr)
 
     def target(self, columns: str = "id, status, total") -> Rows:
-        return sorted(self.place.target.execute(f"SELECT {columns} FROM raw.orders"), key=repr)
+        rows = self.place.target.execute(f"SELECT {columns} FROM raw.{self.name}")
+        return sorted(rows, key=repr)
 
     def copy(self) -> Rows:
         """The rows of the other lake's table, read without Spark."""
-        from pyiceberg.io import load_file_io
-        from pyiceberg.table import StaticTable
-
-        metadata = read_metadata(self.project.context.catalog("other"), Relation("copy", "orders"))
-        assert metadata is not None
-        table = StaticTable(
-            identifier=("copy", "orders"),
-            metadata=metadata,
-            metadata_location="",
-            io=load_file_io({}, metadata.location),
-            catalog=None,  # type: ignore[arg-type]
-        )
-        found = table.scan().to_arrow().select(["id", "status", "total"]).to_pylist()
-        return sorted((tuple(row.values()) for row in found), key=repr)
+        copied = open_table(self.place, Relation("copy", self.name), "other")
+        return sorted(rows_of(copied, "id", "status", "total"), key=repr)
 
 
 def declare_lakes(place: Place) -> None:
@@ -99,12 +119,11 @@ def declare_lakes(place: Place) -> None:
 
 
 @contextmanager
-def open_lake(
-    make_place: MakePlace, spark: SparkSessions, *syncs: Mapping[str, Any], **options: Any
+def open_lakes(
+    make_place: MakePlace, spark: SparkSessions, *syncs: Mapping[str, Any], pipelines: str
 ) -> Iterator[Lake]:
-    """A project with these syncs; its table is not made yet."""
-    default = () if "pipelines" in options else (KEYED,)
-    place = make_place(*(syncs or default), databases=2, **options)
+    """A project with these syncs, whose tables are not made yet."""
+    place = make_place(*syncs, databases=2, pipelines=pipelines)
     declare_lakes(place)
     project = place.open(spark)
     project.context.ledger("lake").ensure()

@@ -41,18 +41,27 @@ def order_of(*actions: Action, **changed: ActionOptions) -> Order:
     return Order.of({one: changed.get(one.value, ALL[one]) for one in actions or Action})
 
 
-def small_files_place(make_place: MakePlace, files: int, *syncs: dict[str, Any]) -> Place:
+def small_files_place(
+    make_place: MakePlace, files: int, *syncs: dict[str, Any], **options: Any
+) -> Place:
     """A project whose table has so many files of a row each, each from a commit of its own."""
-    place = lake_place(make_place, *syncs)
-    make_table(place)
+    place = lake_place(make_place, *syncs, **options)
+    table = make_table(place)
     for number in range(files):
-        add_file(place, number)
+        table.append(orders([number]))
     return place
 
 
 def add_file(place: Place, *numbers: int) -> None:
     """A commit of somebody else's."""
     open_table(place).append(orders(numbers))
+
+
+def grow(place: Place, files: int) -> None:
+    """So many commits of a new row each, in a file of its own."""
+    table, first = open_table(place), max(ids(place), default=-1) + 1
+    for number in range(first, first + files):
+        table.append(orders([number]))
 
 
 def ids(place: Place) -> list[int]:

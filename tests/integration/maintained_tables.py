@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import median_low
 from typing import Any
 from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from integration.lake_harness import Lake
 from tidegate.lake.session import LakeSession, lake_session
@@ -22,6 +26,22 @@ MERGE_ON_READ = (
     "'write.merge.mode'='merge-on-read','write.distribution-mode'='none',"
     "'write.delete.distribution-mode'='none'"
 )
+COLUMNS = pa.schema(
+    [
+        pa.field(name, type_, metadata={"PARQUET:field_id": str(number)})
+        for number, (name, type_) in enumerate(
+            (("id", pa.int64()), ("part", pa.string()), ("n", pa.int64())), start=1
+        )
+    ]
+)
+# What is asked of each of Iceberg's metadata tables.
+ASKED = {
+    "files": "content, spec_id, record_count, file_size_in_bytes, content_size_in_bytes",
+    "manifests": "length",
+    "snapshots": "unix_millis(committed_at) AS at",
+    "refs": "name, type, snapshot_id",
+    "metadata_log_entries": "file",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +69,45 @@ class Tables:
         )
         return table
 
-    def append(self, name: str, first: int, rows: int, part: str = "a", to: str = "") -> None:
-        """One commit with one data file."""
-        branch = f".branch_{to}" if to else ""
-        self.run(
-            f"INSERT INTO {self.named(name)}{branch} SELECT /*+ COALESCE(1) */ id, '{part}', id % 7"
-            f" FROM range({first}, {first + rows})"
-        )
+    def append(
+        self, name: str, first: int, rows: int, part: str = "a", to: str = "main", commits: int = 1
+    ) -> None:
+        """Commits with one data file each, written without Spark and committed by Iceberg."""
+        table = self.java(name)
+        for number in range(commits):
+            numbers = range(first + number * rows, first + (number + 1) * rows)
+            file = self.folder(name) / "data" / f"{uuid4()}.parquet"
+            file.parent.mkdir(exist_ok=True)
+            values = [list(numbers), [part] * rows, [one % 7 for one in numbers]]
+            pq.write_table(pa.table(values, schema=COLUMNS), file)
+            builder = (
+                self._iceberg.DataFiles.builder(table.spec())
+                .withPath(f"{table.location()}/data/{file.name}")
+                .withFormat("PARQUET")
+                .withFileSizeInBytes(file.stat().st_size)
+                .withRecordCount(rows)
+            )
+            built = self._placed(builder, table, part).build()
+            table.newAppend().appendFile(built).toBranch(to).commit()
+
+    @property
+    def _iceberg(self) -> Any:
+        assert self.session.spark._jvm is not None
+        return self.session.spark._jvm.org.apache.iceberg
+
+    def _placed(self, builder: Any, table: Any, part: str) -> Any:
+        """In the partition of that name; further fields of the partitioning have 0."""
+        names = [one.name() for one in table.spec().fields()]
+        values = [part, *("0" for _ in names[1:])]
+        path = "/".join(f"{name}={value}" for name, value in zip(names, values, strict=False))
+        return builder.withPartitionPath(path) if names else builder
 
     def java(self, name: str) -> Any:
-        spark = self.session.spark
-        assert spark._jvm is not None
-        return spark._jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(
-            spark._jsparkSession, self.named(name)
+        return self._iceberg.spark.Spark3Util.loadIcebergTable(
+            self.session.spark._jsparkSession, self.named(name)
         )
 
-    def delete_by_value(self, name: str, files: int, part: str | None = None) -> None:
+    def delete_by_value(self, name: str, files: int, part: str = "") -> None:
         """Equality deletes, which Spark does not write; of each only the metadata."""
         spark = self.session.spark
         assert spark._jvm is not None
@@ -79,11 +122,9 @@ class Tables:
         self._commit_deletes(name, [builder], part)
 
     def _delete_file(self, name: str) -> Any:
-        spark = self.session.spark
-        assert spark._jvm is not None
-        return spark._jvm.org.apache.iceberg.FileMetadata.deleteFileBuilder(self.java(name).spec())
+        return self._iceberg.FileMetadata.deleteFileBuilder(self.java(name).spec())
 
-    def _commit_deletes(self, name: str, builders: list[Any], part: str | None) -> None:
+    def _commit_deletes(self, name: str, builders: list[Any], part: str) -> None:
         table = self.java(name)
         delta = table.newRowDelta()
         for number, builder in enumerate(builders):
@@ -93,9 +134,7 @@ class Tables:
                 .withFileSizeInBytes(1_000 + number)
                 .withRecordCount(10)
             )
-            if part is not None:
-                builder = builder.withPartitionPath(f"part={part}")
-            delta = delta.addDeletes(builder.build())
+            delta = delta.addDeletes(self._placed(builder, table, part).build())
         delta.commit()
 
     def folder(self, name: str) -> Path:
@@ -118,29 +157,25 @@ def tables(lake: Lake) -> Iterator[Tables]:
         yield Tables(lake, session)
 
 
-def told_by_iceberg(made: Tables, name: str, target: int = 512 * 1024 * 1024) -> dict[str, Any]:
+def told_by_iceberg(made: Tables, name: str) -> dict[str, Any]:
     """The figures of `TableFacts`, each from Iceberg's metadata tables through Spark."""
-    files = made.run(
-        f"SELECT content, spec_id, {_partition(made, name)} AS partition, file_path, record_count,"
-        f" file_size_in_bytes, content_size_in_bytes FROM {made.named(name, 'files')}"
-    )
-    data = [one for one in files if one["content"] == 0]
-    positions = [one for one in files if one["content"] == 1]
-    equalities = [one for one in files if one["content"] == 2]
+    told = _metadata(made, name)
+    by_content: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for one in told["files"]:
+        by_content[one["content"]].append(one)
+    data, positions, equalities = (by_content[content] for content in range(3))
     partitions: dict[Any, list[int]] = defaultdict(list)
     for one in data:
-        partitions[one["spec_id"], one["partition"]].append(one["file_size_in_bytes"])
+        partitions[one["spec_id"], one["part"]].append(one["file_size_in_bytes"])
     sizes = [sum(group) for group in partitions.values()] or [0]
-    manifests = made.run(f"SELECT length FROM {made.named(name, 'manifests')}")
-    snapshots = made.run(f"SELECT committed_at FROM {made.named(name, 'snapshots')}")
-    refs = made.run(f"SELECT * FROM {made.named(name, 'refs')}")
+    snapshots, refs = told["snapshots"], told["refs"]
     heads = {one["name"]: one["snapshot_id"] for one in refs}
+    oldest = min((one["at"] for one in snapshots), default=None)
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
     return {
         "snapshot_id": heads.get("main"),
         "snapshots": len(snapshots),
-        "oldest_snapshot_at": min(
-            (_moment(one["committed_at"]) for one in snapshots), default=None
-        ),
+        "oldest_snapshot_at": None if oldest is None else epoch + timedelta(milliseconds=oldest),
         "branches": sum(one["type"] == "BRANCH" for one in refs),
         "tags": sum(one["type"] == "TAG" for one in refs),
         "loose_snapshots": len(snapshots) - len(set(heads.values())),
@@ -153,10 +188,28 @@ def told_by_iceberg(made: Tables, name: str, target: int = 512 * 1024 * 1024) ->
         "position_deleted_rows": sum(one["record_count"] for one in positions),
         "equality_deletes": (len(equalities), sum(map(_weight, equalities))),
         "equality_deleted_rows": sum(one["record_count"] for one in equalities),
-        "manifests": (len(manifests), sum(one["length"] for one in manifests)),
-        "metadata_files": len(made.run(f"SELECT * FROM {made.named(name, 'metadata_log_entries')}"))
-        - 1,
+        "manifests": (len(told["manifests"]), sum(one["length"] for one in told["manifests"])),
+        "metadata_files": len(told["metadata_log_entries"]) - 1,
     }
+
+
+def _metadata(made: Tables, name: str) -> dict[str, list[dict[str, Any]]]:
+    """The rows of all metadata tables, by one query."""
+    # Tables without partitions have no column for them.
+    partitioned = "partition" in made.session.spark.table(made.named(name, "files")).columns
+    part = "to_json(partition)" if partitioned else "''"
+    asked = {**ASKED, "files": f"{ASKED['files']}, {part} AS part"}
+    rows = made.run(
+        " UNION ALL ".join(
+            f"SELECT '{table}' AS of, to_json(struct({columns})) AS found"
+            f" FROM {made.named(name, table)}"
+            for table, columns in asked.items()
+        )
+    )
+    found: dict[str, list[dict[str, Any]]] = {table: [] for table in asked}
+    for row in rows:
+        found[row["of"]].append(json.loads(row["found"]))
+    return found
 
 
 def told_by_us(facts: TableFacts, told: dict[str, Any]) -> dict[str, Any]:
@@ -171,29 +224,12 @@ def told_by_us(facts: TableFacts, told: dict[str, Any]) -> dict[str, Any]:
 def dangling_positions(made: Tables, name: str) -> int:
     """Delete files none of whose rows is of a data file that is there, found by reading them."""
     rows = made.run(
-        f"""
-        SELECT d.delete_file_path, max(f.file_path IS NOT NULL) AS any_left
-        FROM {made.named(name, "position_deletes")} d
-        LEFT JOIN {made.named(name, "data_files")} f ON f.file_path = d.file_path
-        GROUP BY d.delete_file_path, d.file_path
-        """
+        f"SELECT d.delete_file_path, max(f.file_path IS NOT NULL) AS any_left"
+        f" FROM {made.named(name, 'position_deletes')} d"
+        f" LEFT JOIN {made.named(name, 'data_files')} f ON f.file_path = d.file_path GROUP BY 1"
     )
-    left: dict[str, bool] = {}
-    for row in rows:
-        key = row["delete_file_path"]
-        left[key] = left.get(key, False) or row["any_left"]
-    return sum(not one for one in left.values())
-
-
-def _partition(made: Tables, name: str) -> str:
-    """Tables without partitions have no such column."""
-    columns = made.session.spark.sql(f"SELECT * FROM {made.named(name, 'files')}").columns
-    return "to_json(partition)" if "partition" in columns else "''"
+    return sum(not row["any_left"] for row in rows)
 
 
 def _weight(file: dict[str, Any]) -> int:
-    return int(file["content_size_in_bytes"] or file["file_size_in_bytes"])
-
-
-def _moment(at: datetime) -> datetime:
-    return at.astimezone(UTC)
+    return int(file.get("content_size_in_bytes") or file["file_size_in_bytes"])

@@ -7,10 +7,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
+import pytest
 from psycopg import sql
 
+from databases import Databases
+from integration.conftest import MakePlace
+from integration.shared_places import shared_places
 from tidegate.model.plan import ProjectPlan, SyncPlan
 from tidegate.pipeline.plan import plan_project
+from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.project import Project
 
 ORDERS = {"source": "shop:public.orders", "target": "warehouse:raw.orders", "cursor": "updated_at"}
@@ -23,6 +28,15 @@ FILL = (
     "INSERT INTO orders SELECT n, n, '2026-01-01'::timestamptz + n * interval '1 minute'"
     " FROM generate_series(1, 10) n"
 )
+
+
+@pytest.fixture(scope="module")
+def places(
+    server: EmbeddedServer, kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[MakePlace]:
+    """A maker of projects whose databases live as long as the module's tests."""
+    with shared_places(server, kept_databases, tmp_path_factory.mktemp("places")) as make:
+        yield make
 
 
 def contents(*databases: Any) -> list[Any]:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 from uuid import uuid4
 
+import pytest
 from psycopg import sql
 
+from databases import Databases
 from integration.conftest import Database
-from integration.destination_conformance import MakeHarness, Row
-from integration.destination_harness import DestinationHarness
+from integration.destination_harness import (
+    DestinationHarness,
+    MakeHarness,
+    Row,
+    make_shape,
+    maker_of,
+)
 from tidegate.destinations.postgres import PostgresDestination
 from tidegate.destinations.target import physical_table
 from tidegate.ledger.fences import Fence
@@ -19,48 +26,41 @@ from tidegate.ledger.ledger import Ledger
 from tidegate.model.load import StagedWrite
 from tidegate.model.relation import Relation
 from tidegate.model.rules import Mode, Rules
-from tidegate.model.shape import Shape, StagedColumn
+from tidegate.model.shape import Shape
 from tidegate.model.staging import new_write_id
 from tidegate.postgres.connect import Connection, connect
+from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.spark.copying import StagingPlace
+
+__all__ = ["make_shape"]
+
+
+@pytest.fixture(scope="module")
+def shared(server: EmbeddedServer, kept_databases: Databases) -> Iterator[Database]:
+    """One database for all tables of a module."""
+    name = kept_databases.make("shared")
+    yield Database(server.conninfo(name))
+    kept_databases.give_back(name)
 
 
 def open_session(conninfo: str, application: str = "tidegate") -> Connection:
     return connect(conninfo, name="the destination", application=application)
 
 
-def make_shape(
-    columns: str, key: str, cursor: str | None, *, unique: bool, deletes: bool = False
-) -> Shape:
-    pairs = [part.split(maxsplit=1) for part in columns.split(", ")]
-    staged = tuple(StagedColumn(name, kind, kind) for name, kind in pairs)
-    deleted = "is gone" if deletes else None
-    return Shape(staged, tuple(key.split(", ")) if key else (), cursor, unique, deleted)
-
-
 def maker(database: Database, mode: Mode, *, keyless: bool = False) -> MakeHarness:
     """A maker of targets that are loaded in one mode."""
-
-    def make(
-        columns: str = "id integer, name text, c bigint",
-        key: str = "id",
-        cursor: str | None = "c",
-        *,
-        unique: bool = True,
-        deletes: bool = False,
-    ) -> PostgresHarness:
-        key, unique = ("", False) if keyless else (key, unique)
-        shape = make_shape(columns, key, cursor, unique=unique, deletes=deletes)
-        return PostgresHarness(database, shape, Rules(mode=mode))
-
-    return make
+    return maker_of(partial(PostgresHarness, database), mode, keyless=keyless)
 
 
 class PostgresHarness(DestinationHarness[PostgresDestination]):
     """A target in a database, staged by the same statements as Spark's tasks use."""
 
     def __init__(
-        self, database: Database, shape: Shape, rules: Rules | None = None, **options: Any
+        self,
+        database: Database,
+        shape: Shape | None = None,
+        rules: Rules | None = None,
+        **options: Any,
     ) -> None:
         self.database = database
         opening = partial(open_session, database.conninfo)
@@ -72,7 +72,7 @@ class PostgresHarness(DestinationHarness[PostgresDestination]):
             project="shop",
             **options,
         )
-        super().__init__(destination, shape, rules)
+        super().__init__(destination, shape or make_shape(), rules, database)
 
     @property
     def physical(self) -> str:
@@ -102,8 +102,8 @@ class PostgresHarness(DestinationHarness[PostgresDestination]):
                 writes.append(StagedWrite(write_id, len(rows)))
         return tuple(writes)
 
-    def lose_staging(self, fence: Fence) -> None:
-        for table in self._staged():
+    def lose_staging(self) -> None:
+        for table in self.staged():
             self.database.execute(f'TRUNCATE tidegate."{table}"')
 
     def refuse_writes(self) -> None:
@@ -114,18 +114,17 @@ class PostgresHarness(DestinationHarness[PostgresDestination]):
         names = ", ".join(self.shape.names)
         return self.database.execute(f"SELECT {names} FROM {self.table} ORDER BY {order}")
 
-    def markers(self) -> list[str]:
-        rows = self.database.execute(
-            f"SELECT update_id FROM tidegate.table_updates WHERE target_table = '{self.table}'"
-            " ORDER BY inserted, update_id"
-        )
-        return [row[0] for row in rows]
+    def versions(self) -> dict[int, str]:
+        """The transaction that wrote each row."""
+        return dict(self.database.execute(f"SELECT id, xmin::text FROM {self.table}"))
 
     def staged_tables(self) -> int:
-        return len(self._staged())
+        return len(self.staged())
 
-    def _staged(self) -> list[str]:
+    def staged(self) -> list[str]:
+        """The names of what was staged for this target."""
         rows = self.database.execute(
-            "SELECT relname FROM pg_class WHERE relname LIKE 'stg\\_%' AND relkind = 'r'"
+            "SELECT relname FROM pg_class WHERE relkind = 'r'"
+            rf" AND relname LIKE 'stg\_%{self.destination.control_id.hex[:12]}%'"
         )
         return [row[0] for row in rows]

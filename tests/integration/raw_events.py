@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from integration.conftest import MakePlace, Place
 from tidegate.insight.template_events import other_files
 from tidegate.model.event_batch import Processed
+from tidegate.pipeline.event_filling import generate_events
+from tidegate.pipeline.event_generation import Generation, Totals
 from tidegate.pipeline.event_process import process
 from tidegate.pipeline.event_provision import provision
 from tidegate.pipeline.event_refresh import RefreshEnd, refresh
 from tidegate.pipeline.event_tables import ensure_tables
 from tidegate.pipeline.events import find_events
 from tidegate.project import Project
+
+UNTIL = datetime(2026, 11, 1, tzinfo=UTC)
 
 
 def event_place(
@@ -33,6 +38,19 @@ def write_model(place: Place) -> None:
         path = place.folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
+
+
+def generate(
+    project: Project,
+    count: int,
+    *,
+    seed: int = 7,
+    until: datetime = UNTIL,
+    malformed: float = 0.1,
+) -> Totals:
+    """Add made-up events, and say what they come to."""
+    plan = Generation(count, seed, until, 40, 0.1, malformed, 0.05)
+    return generate_events(project.context, plan).totals
 
 
 def run_phases(project: Project) -> tuple[Processed, list[RefreshEnd]]:

@@ -9,43 +9,21 @@ from typing import Any
 from uuid import UUID
 
 from integration.conftest import Place
+from integration.job_store import control_session
+from integration.queued import OfProject
 from tidegate.control.history import History
-from tidegate.control.jobs import Jobs
-from tidegate.model.job import SYNC, JobRequest, LockAt
 from tidegate.model.relation import Endpoint
 from tidegate.model.task_history import TaskRecord
-from tidegate.project import Project
 from tidegate.runtime.attempt import LiveAttempt
-from tidegate.runtime.claiming import claim_table, open_heartbeat, table_resource
+from tidegate.runtime.claiming import claim_table, open_heartbeat
 from tidegate.runtime.working import ClaimedWork
 
 Work = Callable[[LiveAttempt], dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
+@dataclass(kw_only=True)
+class Bench(OfProject):
     """A project whose jobs do what the test says."""
-
-    place: Place
-    project: Project
-
-    def request(self, name: str = "orders", **options: Any) -> JobRequest:
-        target = Endpoint.parse(f"warehouse:raw.{name}")
-        values: dict[str, Any] = {
-            "project": self.project.name,
-            "kind": SYNC,
-            "name": name,
-            "resource": table_resource(self.project.context, target),
-            "payload": {"target": str(target), "full_refresh": False},
-            "lock_at": LockAt.CLAIM,
-            **options,
-        }
-        return JobRequest(**values)
-
-    def submit(self, request: JobRequest) -> None:
-        plane = self.project.context.plane
-        with plane.connect() as control:
-            Jobs(plane).submit(control, request, "tester")
 
     def work(
         self, work: Work, name: str = "orders", *, retries: bool = False, **options: Any
@@ -81,29 +59,18 @@ class Bench:
 
     def tasks(self) -> list[TaskRecord]:
         """All that is remembered, the oldest first, with tracebacks."""
+        history = History(self.plane)
         found = list(self.project.history.find_all_runs())
-        with self.project.context.plane.connect() as control:
-            history = History(self.project.context.plane)
-            whole = [history.get(control, self.project.name, one.id) for one in found]
+        whole = [history.get(self.control, self.project.name, one.id) for one in found]
         return [one for one in reversed(whole) if one is not None]
 
     def events(self, task: TaskRecord) -> list[str]:
         return [one.event.value for one in self.project.history.find_all_events(task.id)]
 
-    def status(self, job_id: UUID) -> str:
-        return str(
-            self.place.control.value(
-                f"SELECT status FROM tidegate_control.jobs WHERE job_id = '{job_id}'"
-            )
-        )
-
-    def count(self, table: str) -> int:
-        return int(self.place.control.value(f"SELECT count(*) FROM tidegate_control.{table}"))
-
 
 @contextmanager
 def open_bench(place: Place) -> Iterator[Bench]:
     place.target.execute("CREATE SCHEMA IF NOT EXISTS raw")
-    with place.open() as project:
+    with place.open() as project, control_session(project.context.plane) as parts:
         project.context.control_id()
-        yield Bench(place, project)
+        yield Bench(place=place, project=project, **parts)

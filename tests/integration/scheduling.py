@@ -5,17 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from integration.conftest import Place
+from integration.job_store import control_session
+from integration.queued import OfProject
 from tidegate.control.schedules import Schedules
+from tidegate.control.task_states import TaskStates
 from tidegate.model.job import NOTHING, JobRequest, LockAt
 from tidegate.model.schedule import CatchUp, Schedule
 from tidegate.model.scheduled import Scheduled
 from tidegate.postgres.connect import Connection
-from tidegate.project import Project
 from tidegate.runtime.scheduled_syncs import submit_all
 from tidegate.runtime.scheduler import Enqueue, Enqueued, Scheduler, Scheduling
 
@@ -34,30 +36,26 @@ def scheduled(
     return Scheduled(name, NOTHING, Schedule(cron, zone), catch_up, **options)
 
 
-@dataclass
-class Clockwork:
-    """A project, a session, and schedulers whose time is what a test says."""
+@dataclass(kw_only=True)
+class Clockwork(OfProject):
+    """A project and schedulers whose time is what a test says."""
 
-    place: Place
-    project: Project
-    control: Connection
     coalesce: bool = False
     """whether the runs of a schedule are one at a time, as those of a sync"""
-    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def states(self) -> TaskStates:
+        return TaskStates(self.plane, self.project.name)
+
+    def request(self, name: str = "nothing", **options: Any) -> JobRequest:
+        values: dict[str, Any] = {"payload": {}, "lock_at": LockAt.NEVER, **options}
+        return super().request(name, **({"kind": NOTHING, "resource": None} | values))
 
     def scheduler(self, *declared: Scheduled, actor: str = "test") -> Scheduler:
         return Scheduler(self.project.context, declared, {NOTHING: self.prepare}, actor=actor)
 
     def prepare(self, one: Scheduled, tick: datetime) -> Enqueue:
-        request = JobRequest(
-            project=self.project.name,
-            kind=NOTHING,
-            name=one.name,
-            resource=None,
-            payload={"tick": tick.isoformat()},
-            lock_at=LockAt.NEVER,
-        )
-        request = replace(request, **self.options)
+        request = self.request(one.name, payload={"tick": tick.isoformat()})
         if self.coalesce:
             request = replace(request, unique_key=one.name)
 
@@ -68,59 +66,48 @@ class Clockwork:
 
     def ticks(self, name: str = "nothing", outcome: str = "%") -> list[datetime]:
         """The ticks that were noted, in their order."""
-        rows = self.control.execute(
-            "SELECT tick FROM tidegate_control.schedule_ticks"
-            " WHERE name = %s AND outcome LIKE %s ORDER BY tick",
-            (name, outcome),
+        rows = self.execute(
+            "SELECT tick FROM schedule_ticks WHERE name = %s AND outcome LIKE %s ORDER BY tick",
+            name,
+            outcome,
         )
         return [row[0].astimezone(UTC) for row in rows]
 
     def queued(self, name: str = "nothing") -> list[datetime]:
         """The ticks of the jobs there are, in their order, each as often as it is there."""
-        rows = self.control.execute(
-            "SELECT payload ->> 'tick' FROM tidegate_control.jobs WHERE name = %s ORDER BY 1",
-            (name,),
-        )
+        rows = self.execute("SELECT payload ->> 'tick' FROM jobs WHERE name = %s ORDER BY 1", name)
         return [datetime.fromisoformat(row[0]) for row in rows]
 
     def begin(self, now: datetime, *declared: Scheduled) -> None:
         """The schedules are first seen at this moment."""
-        Schedules(self.project.context.plane, self.project.name).declare(
-            self.control, declared, now
-        )
+        Schedules(self.plane, self.project.name).declare(self.control, declared, now)
 
     def simulate(
         self, nows: Sequence[datetime], declared: Sequence[Scheduled], schedulers: int
     ) -> list[Scheduling]:
         """All schedulers look at every one of these moments, side by side."""
         barrier = threading.Barrier(schedulers)
-        done: list[Scheduling] = []
-        errors: list[BaseException] = []
 
-        def run(number: int) -> None:
-            scheduler = self.scheduler(*declared, actor=f"scheduler {number}")
+        def run(control: Connection, number: int) -> list[Scheduling]:
+            scheduler, done = self.scheduler(*declared, actor=f"scheduler {number}"), []
             try:
-                with self.project.context.plane.connect() as control:
-                    for now in nows:
-                        barrier.wait(60)
-                        done.append(scheduler.run_once(control, now))
-            except BaseException as error:
-                errors.append(error)
+                for now in nows:
+                    barrier.wait(60)
+                    done.append(scheduler.run_once(control, now))
+            except BaseException:
                 barrier.abort()
+                raise
+            return done
 
-        threads = [threading.Thread(target=run, args=(n,)) for n in range(schedulers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not errors, errors
-        return done
+        return [one for some in self.at_once(schedulers, run) for one in some]
+
+    def clean(self) -> None:
+        super().clean()
+        self.coalesce = False
 
 
 @contextmanager
 def open_clockwork(place: Place) -> Iterator[Clockwork]:
-    project = place.open()
-    project.context.control_id()
-    with project.context.plane.connect() as control:
-        yield Clockwork(place, project, control)
-    project.close()
+    with place.open() as project, control_session(project.context.plane) as parts:
+        project.context.control_id()
+        yield Clockwork(place=place, project=project, **parts)

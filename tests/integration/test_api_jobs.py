@@ -8,35 +8,35 @@ import httpx
 import pytest
 
 from integration.conftest import MakePlace
+from integration.job_store import places
+from integration.scheduling import Clockwork, open_clockwork
 from integration.served import problem, serving
-from tidegate.control.jobs import Jobs
-from tidegate.model.job import NOTHING, JobRequest, JobStatus, LockAt
-from tidegate.project import Project
+from tidegate.model.job import JobStatus
+
+__all__ = ["places"]
+
+
+@pytest.fixture(scope="module")
+def opened(places: MakePlace) -> Iterator[tuple[Clockwork, httpx.Client]]:
+    with open_clockwork(places()) as jobs, serving(jobs.project) as client:
+        yield jobs, client
 
 
 @pytest.fixture
-def project(make_place: MakePlace) -> Iterator[Project]:
-    with make_place().open() as opened:
-        opened.context.control_id()
-        yield opened
+def jobs(opened: tuple[Clockwork, httpx.Client]) -> Clockwork:
+    opened[0].clean()
+    return opened[0]
 
 
 @pytest.fixture
-def client(project: Project) -> Iterator[httpx.Client]:
-    with serving(project) as client:
-        yield client
-
-
-def submit(project: Project, name: str = "nothing", **more: object) -> str:
-    request = JobRequest(project.name, NOTHING, name, None, lock_at=LockAt.NEVER, **more)  # type: ignore[arg-type]
-    with project.context.plane.connect() as control:
-        return str(Jobs(project.context.plane).submit(control, request, "test").job_id)
+def client(jobs: Clockwork, opened: tuple[Clockwork, httpx.Client]) -> httpx.Client:
+    return opened[1]
 
 
 def test_jobs_come_in_pages_the_newest_first_each_once(
-    project: Project, client: httpx.Client
+    jobs: Clockwork, client: httpx.Client
 ) -> None:
-    made = [submit(project, f"job {number}") for number in range(7)]
+    made = [str(jobs.submit(f"job {number}")) for number in range(7)]
     seen: list[str] = []
     address: str | None = "/jobs?limit=3&kind=noop"
     pages = 0
@@ -44,7 +44,7 @@ def test_jobs_come_in_pages_the_newest_first_each_once(
         answer = client.get(address)
         page = answer.json()
         # What comes in meanwhile does not move the pages.
-        submit(project, "later")
+        jobs.submit("later")
         seen += [one["job_id"] for one in page["jobs"]]
         address = page["next"]
         assert ("link" in answer.headers) == (address is not None)
@@ -53,18 +53,16 @@ def test_jobs_come_in_pages_the_newest_first_each_once(
     assert pages == 3
 
 
-def test_jobs_are_listed_by_status_kind_and_name(project: Project, client: httpx.Client) -> None:
-    wanted = submit(project, "tables with % and ü")
-    submit(project, "another")
+def test_jobs_are_listed_by_status_kind_and_name_and_a_wrong_filter_is_named(
+    jobs: Clockwork, client: httpx.Client
+) -> None:
+    wanted = str(jobs.submit("tables with % and ü"))
+    jobs.submit("another")
     found = client.get("/jobs", params={"name": "tables with % and ü", "status": "pending"})
     assert [one["job_id"] for one in found.json()["jobs"]] == [wanted]
     assert client.get("/jobs", params={"status": "done"}).json()["jobs"] == []
     assert client.get("/jobs", params={"kind": "sync"}).json()["jobs"] == []
-
-
-@pytest.mark.parametrize(
-    ("query", "field"),
-    [
+    for query, field in (
         ("status=lost", "status.0"),
         ("kind=dance", "kind.0"),
         ("limit=0", "limit"),
@@ -72,19 +70,15 @@ def test_jobs_are_listed_by_status_kind_and_name(project: Project, client: httpx
         ("name=%00", "name.0"),
         ("cursor=bm8", "cursor"),
         ("cursor=!", "cursor"),
-    ],
-)
-def test_a_wrong_filter_is_named_and_what_is_known_is_told(
-    client: httpx.Client, query: str, field: str
-) -> None:
-    found = problem(client.get(f"/jobs?{query}"), 422, "invalid-request")
-    assert [one["field"] for one in found["errors"]] == [field]
+    ):
+        refused = problem(client.get(f"/jobs?{query}"), 422, "invalid-request")
+        assert [one["field"] for one in refused["errors"]] == [field], query
 
 
 def test_a_job_that_has_not_changed_is_not_sent_again(
-    project: Project, client: httpx.Client
+    jobs: Clockwork, client: httpx.Client
 ) -> None:
-    job_id = submit(project)
+    job_id = jobs.submit()
     first = client.get(f"/jobs/{job_id}")
     assert first.json()["status"] == "pending"
     tag = first.headers["etag"]
@@ -99,9 +93,9 @@ def test_a_job_that_has_not_changed_is_not_sent_again(
 
 
 def test_a_job_is_cancelled_once_and_the_audit_says_by_whom(
-    project: Project, client: httpx.Client
+    jobs: Clockwork, client: httpx.Client
 ) -> None:
-    job_id = submit(project)
+    job_id = str(jobs.submit("nothing"))
     done = client.post(f"/jobs/{job_id}/cancel")
     assert done.json() == {"job_id": job_id, "name": "nothing", "status": "cancelled"}
     ended = problem(client.post(f"/jobs/{job_id}/cancel"), 409, "job-ended")
@@ -112,17 +106,25 @@ def test_a_job_is_cancelled_once_and_the_audit_says_by_whom(
         ("loopback (HTTP)", "cancelled", job_id),
     ]
     assert {one["action"] for one in lines} == {"POST /jobs/{job_id}/cancel"}
-
-
-def test_a_job_that_is_not_there_is_not_found(client: httpx.Client) -> None:
     unknown = "019a8f3c-1b2d-7c4e-9f10-2a3b4c5d6e7f"
     problem(client.get(f"/jobs/{unknown}"), 404, "job-not-found")
     problem(client.post(f"/jobs/{unknown}/cancel"), 404, "job-not-found")
     problem(client.get("/jobs/nonsense"), 422, "invalid-request")
 
 
-def test_it_drains_and_takes_in_again_and_says_so(project: Project, client: httpx.Client) -> None:
+def test_it_drains_and_takes_in_again_and_says_so(jobs: Clockwork, client: httpx.Client) -> None:
     assert client.get("/drain").json()["draining"] is False
+    bodies: list[object] = [
+        {"draining": "yes"},
+        {"draining": 1},
+        {},
+        {"draining": True, "x": 1},
+        [],
+    ]
+    for body in bodies:
+        problem(client.put("/drain", json=body), 422, "invalid-request")
+        assert client.get("/drain").json()["draining"] is False
+    jobs.clean()
     on = client.put("/drain", json={"draining": True}).json()
     assert (on["draining"], on["by"]) == (True, "loopback (HTTP)")
     assert client.get("/drain").json() == on
@@ -134,11 +136,3 @@ def test_it_drains_and_takes_in_again_and_says_so(project: Project, client: http
     client.put("/drain", json={"draining": False})
     outcomes = [one["outcome"] for one in client.get("/audit").json()["lines"]]
     assert outcomes == ["off, as it was", "off", "on"]
-
-
-@pytest.mark.parametrize(
-    "body", [{"draining": "yes"}, {"draining": 1}, {}, {"draining": True, "x": 1}, []]
-)
-def test_a_wish_to_drain_that_is_none_is_refused(client: httpx.Client, body: object) -> None:
-    problem(client.put("/drain", json=body), 422, "invalid-request")
-    assert client.get("/drain").json()["draining"] is False

@@ -20,8 +20,9 @@ import pytest
 
 from forked import Forked
 from integration.cached_lakes import ORDERS, cared_place, refresh, small_files
-from integration.commands import BUSY, DONE, tidegate
+from integration.commands import BUSY, DONE, USAGE
 from integration.conftest import MakePlace
+from integration.here import tidegate
 from integration.served import problem, serving
 from tidegate.postgres.embedded import EmbeddedServer
 
@@ -55,21 +56,6 @@ def served(
         process.wait(10)
 
 
-def test_it_says_where_it_listens_and_leaves_within_two_seconds_of_being_told(
-    make_place: MakePlace,
-) -> None:
-    place = make_place()
-    with served(place.folder) as (process, said), httpx.Client(base_url=said["address"]) as client:
-        assert said["tokens_needed"] is False
-        assert client.get("/healthz").json() == {"status": "ok"}
-        assert client.get("/jobs").json()["jobs"] == []
-        assert sweeper_age(client) < 60
-        told = time.monotonic()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
-        assert time.monotonic() - told < 2
-
-
 def sweeper_age(client: httpx.Client) -> float:
     """Of the sweep that the service does itself."""
     deadline = time.monotonic() + 10
@@ -79,22 +65,6 @@ def sweeper_age(client: httpx.Client) -> float:
             return float(found)
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def test_it_leaves_within_two_seconds_even_while_a_request_waits_for_the_database(
-    make_place: MakePlace,
-) -> None:
-    place = make_place()
-    with served(place.folder) as (process, said), place.control.connect() as blocker:
-        blocker.execute("BEGIN")
-        blocker.execute("LOCK TABLE tidegate_control.control_plane IN ACCESS EXCLUSIVE MODE")
-        with socket.create_connection(address_of(said["address"])) as waiting:
-            waiting.sendall(b"GET /drain HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            wait_until_blocked(place.control.conninfo)
-            told = time.monotonic()
-            process.send_signal(signal.SIGTERM)
-            process.wait(10)
-            assert time.monotonic() - told < 2.2
 
 
 def wait_until_blocked(conninfo: str) -> None:
@@ -116,24 +86,58 @@ def address_of(url: str) -> tuple[str, int]:
     return parsed.host, parsed.port
 
 
-def test_a_port_that_is_taken_is_said_with_the_way_out(make_place: MakePlace) -> None:
+def test_it_says_where_it_listens_and_leaves_even_while_a_request_waits_for_the_database(
+    make_place: MakePlace,
+) -> None:
     place = make_place()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = tidegate(place.folder, "serve", "--port", str(taken.getsockname()[1]))
-    assert done.code == BUSY
-    assert "--port" in done.err
+    with served(place.folder) as (process, said), httpx.Client(base_url=said["address"]) as client:
+        assert said["tokens_needed"] is False
+        assert client.get("/healthz").json() == {"status": "ok"}
+        assert client.get("/jobs").json()["jobs"] == []
+        assert sweeper_age(client) < 60
+        with (
+            place.control.connect() as blocker,
+            socket.create_connection(address_of(said["address"])) as waiting,
+        ):
+            blocker.execute("BEGIN")
+            blocker.execute("LOCK TABLE tidegate_control.control_plane IN ACCESS EXCLUSIVE MODE")
+            waiting.sendall(b"GET /drain HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            wait_until_blocked(place.control.conninfo)
+            told = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            process.wait(10)
+            assert time.monotonic() - told < 2.2
 
 
 def test_with_a_token_another_address_is_bound(make_place: MakePlace) -> None:
     place = make_place()
     text = tidegate(place.folder, "token", "create", "ci").out.strip()
-    with served(place.folder, "--host", "0.0.0.0") as (_, said):
+    with served(place.folder, "--host", "0.0.0.0") as (process, said):
         assert said["tokens_needed"] is True
         port = address_of(said["address"])[1]
         with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
             problem(client.get("/jobs"), 401, "unauthorized")
             headers = {"Authorization": f"Bearer {text}", "Host": "tidegate.example"}
             assert client.get("/jobs", headers=headers).status_code == 200
+        told = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert time.monotonic() - told < 2
+
+
+def test_a_port_that_is_taken_or_none_is_refused_and_the_description_needs_no_project(
+    make_place: MakePlace, tmp_path: Path
+) -> None:
+    place = make_place()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = tidegate(place.folder, "serve", "--port", str(taken.getsockname()[1]))
+    assert done.code == BUSY
+    assert "--port" in done.err
+    for port in ("-1", "65536", "x"):
+        assert tidegate(place.folder, "serve", "--port", port).code == USAGE
+    described = tidegate(tmp_path, "serve", "--openapi")
+    assert described.code == DONE
+    assert described.document["openapi"].startswith("3.1")
 
 
 def test_it_speaks_tls_and_logs_requests_as_json(make_place: MakePlace, tmp_path: Path) -> None:
@@ -216,18 +220,9 @@ def test_a_database_that_is_down_is_said_as_such_and_all_is_well_when_it_is_back
         assert client.post("/tables/raw/orders/maintenance", json=wish).status_code == 202
 
 
-def test_a_database_of_another_version_is_not_ready(make_place: MakePlace) -> None:
-    place = make_place()
-    with place.open() as project, serving(project) as client:
-        place.control.execute(
-            "DELETE FROM tidegate_control.schema_migrations WHERE version = "
-            "(SELECT max(version) FROM tidegate_control.schema_migrations)"
-        )
-        found = problem(client.get("/readyz"), 503, "not-ready")
-        assert "schema version" in found["reasons"][0]
-
-
-def test_nobody_sweeping_is_not_ready(make_place: MakePlace) -> None:
+def test_nobody_sweeping_or_a_database_of_another_version_is_not_ready(
+    make_place: MakePlace,
+) -> None:
     place = make_place()
     with place.open() as project, serving(project) as client:
         assert client.get("/readyz").status_code == 200
@@ -236,17 +231,14 @@ def test_nobody_sweeping_is_not_ready(make_place: MakePlace) -> None:
         )
         found = problem(client.get("/readyz"), 503, "not-ready")
         assert "nobody has swept for 36" in found["reasons"][0]
-
-
-def test_the_description_needs_no_database_and_no_project_of_ours(tmp_path: Path) -> None:
-    done = tidegate(tmp_path, "serve", "--openapi")
-    assert done.code == DONE
-    assert done.document["openapi"].startswith("3.1")
-
-
-@pytest.mark.parametrize("port", ["-1", "65536", "x"])
-def test_a_port_that_is_none_is_refused(make_place: MakePlace, port: str) -> None:
-    assert tidegate(make_place().folder, "serve", "--port", port).code == 2
+        place.control.execute(
+            "DELETE FROM tidegate_control.sweeps",
+            "DELETE FROM tidegate_control.schema_migrations WHERE version = "
+            "(SELECT max(version) FROM tidegate_control.schema_migrations)",
+        )
+        found = problem(client.get("/readyz"), 503, "not-ready")
+        assert "schema version" in found["reasons"][0]
+    place.control.execute("DROP SCHEMA tidegate_control CASCADE")  # of use to nobody
 
 
 def test_up_runs_the_service_beside_the_workers_and_ends_both(make_place: MakePlace) -> None:

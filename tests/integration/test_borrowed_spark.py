@@ -14,10 +14,9 @@ import tidegate as tg
 from acceptance.processes import until
 from integration.conftest import MakePlace
 from integration.orders import CREATE, FILL, ORDERS
+from tidegate.errors import UsageError
 from tidegate.spark.session import SparkSessions
 from tidegate.spark.tags import interrupt, tagged
-
-pytestmark = pytest.mark.usefixtures("spark_copies")
 
 
 @pytest.fixture
@@ -47,18 +46,26 @@ def test_a_project_that_is_closed_leaves_the_spark_of_the_user_running(
         spark.conf.set(name, theirs or "4")
 
 
-def test_a_project_starts_its_own_spark_again_where_the_other_was_stopped(
+@pytest.mark.chaos
+def test_where_the_user_stopped_spark_a_project_starts_its_own_and_publishes_from_it(
     make_place: MakePlace, warm_spark: SparkSessions
 ) -> None:
     place = make_place(ORDERS)
     place.source.execute(*CREATE, FILL)
     theirs = warm_spark.get()
+    df = theirs.sql("SELECT 1 AS id")
+    options: dict[str, Any] = {"target": "warehouse:marts.ids", "key": "id"}
     with tg.open(place.folder, **{"spark.master": "local[2]"}) as project:
         project.run("orders")
+        project.publish(df, update_id="1", **options)
         theirs.stop()
+        with pytest.raises(UsageError, match="a Spark session that was stopped"):
+            project.publish(df, update_id="2", **options)
         place.source.execute("UPDATE orders SET total = 0, updated_at = now()")
         assert project.run("orders").rows == 10
         ours = project.context.spark.get()
+        project.publish(ours.sql("SELECT 2 AS id"), update_id="2", **options)
+    assert place.target.execute("SELECT id FROM marts.ids ORDER BY 1") == [(1,), (2,)]
     with pytest.raises(Exception, match="NoneType"):
         ours.range(1).count()
 

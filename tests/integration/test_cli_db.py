@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from conftest import FAST
-from integration.commands import DONE, FAILED, USAGE, Done, tidegate
+from integration import commands
+from integration.commands import DONE, FAILED, USAGE, Done
 from integration.conftest import MakePlace, Place
+from integration.here import tidegate
 from tidegate.postgres.embedded import ROLE, EmbeddedServer
 
 SECRET = "s3cr:t/%'pa ss"
@@ -48,7 +50,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def outside(make_place: MakePlace) -> Iterator[tuple[Place, str]]:
     """A project on databases elsewhere, one of them with a password in its URL."""
     place = make_place(
-        {"source": "shop:public.orders", "target": "warehouse:raw.orders", "cursor": "id"}
+        {"source": "shop:public.orders", "target": "warehouse:raw.orders", "cursor": "id"},
+        installed=False,
     )
     database = place.target.value("SELECT current_database()")
     role = f"ana_{database}"
@@ -64,17 +67,27 @@ def outside(make_place: MakePlace) -> Iterator[tuple[Place, str]]:
     place.target.execute(f"DROP ROLE {role}")
 
 
-def db(folder: Path, *arguments: str, **options: str) -> Done:
-    return tidegate(folder, "db", *arguments, environment=options or None)
+def db(folder: Path, *arguments: str) -> Done:
+    return tidegate(folder, "db", *arguments)
+
+
+def psql(folder: Path, *arguments: str, stdin: str = "") -> Done:
+    """In a process of its own, which psql takes the place of."""
+    return commands.tidegate(folder, "db", "psql", *arguments, stdin=stdin)
+
+
+def write_project(folder: Path, connections: str, project: str = "") -> None:
+    text = f'[project]\nname = "x"\n{project}\n[connections]\n{connections}\n'
+    (folder / "tidegate.toml").write_text(text)
 
 
 def bundled_psql(folder: Path) -> str:
     return str(EmbeddedServer(folder / "unused").bin_directory / "psql")
 
 
-def ask(psql: str, url: str, question: str, **environment: str) -> str:
+def ask(program: str, url: str, question: str, **environment: str) -> str:
     done = subprocess.run(
-        [psql, url, "-Atc", question],
+        [program, url, "-Atc", question],
         capture_output=True,
         text=True,
         env={"PATH": "/usr/bin:/bin", **environment},
@@ -84,23 +97,21 @@ def ask(psql: str, url: str, question: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-def test_starting_stopping_and_doing_either_twice(tmp_path: Path) -> None:
+def test_starting_stopping_and_doing_either_twice(home: Path, tmp_path: Path) -> None:
     (tmp_path / "tidegate.toml").write_text(PROJECT)
-    try:
-        never = db(tmp_path, "stop")
-        assert (never.code, never.out) == (DONE, "the project's PostgreSQL was not running\n")
-        started = db(tmp_path, "start")
-        assert started.code == DONE
-        assert "the project's PostgreSQL started, on 127.0.0.1 port" in started.out
-        again = db(tmp_path, "start", "--json").document
-        assert (again["running"], again["started"]) == (True, False)
-        # What it needs to be stopped must not depend on what the user's own code does.
-        (tmp_path / "pipelines.py").write_text("raise RuntimeError('broken')")
-        assert db(tmp_path, "stop", "--json").document == {"running": False, "stopped": True}
-        assert db(tmp_path, "stop", "--json").document == {"running": False, "stopped": False}
-    finally:
-        EmbeddedServer(tmp_path / ".tidegate" / "postgres").stop("immediate")
-        shutil.rmtree(tmp_path)
+    never = db(tmp_path, "stop")
+    assert (never.code, never.out) == (DONE, "the project's PostgreSQL was not running\n")
+    running = db(home, "start", "--json").document
+    assert (running["running"], running["started"]) == (True, False)
+    # What it needs to be stopped must not depend on what the user's own code does.
+    broken = home / "pipelines.py"
+    broken.write_text("raise RuntimeError('broken')")
+    assert db(home, "stop", "--json").document == {"running": False, "stopped": True}
+    assert db(home, "stop", "--json").document == {"running": False, "stopped": False}
+    started = db(home, "start")
+    broken.unlink()
+    assert started.code == DONE
+    assert "the project's PostgreSQL started, on 127.0.0.1 port" in started.out
 
 
 def test_the_url_of_the_embedded_database_works_in_psql_and_holds_no_password(home: Path) -> None:
@@ -120,16 +131,15 @@ def test_the_url_of_another_database_leaves_its_password_out(outside: tuple[Plac
     assert done.out.strip() == url.replace(f":{QUOTED}", "")
     assert "left out: password" in done.err
     assert "tidegate db psql locked" in done.err
-    psql = bundled_psql(place.folder)
-    assert ask(psql, done.out.strip(), "SELECT 1", PGPASSWORD=SECRET) == "1"
+    program = bundled_psql(place.folder)
+    assert ask(program, done.out.strip(), "SELECT 1", PGPASSWORD=SECRET) == "1"
     found = db(place.folder, "url", "locked", "--json").document
     assert (found["connection"], found["left_out"]) == ("locked", ["password"])
     assert SECRET not in str(found)
 
 
-@pytest.mark.parametrize(
-    ("written", "printed"),
-    [
+def test_every_way_to_write_an_address_is_printed_without_its_secrets(tmp_path: Path) -> None:
+    for written, printed in (
         ("host=db user=ana password='a b' dbname=shop", "host=db user=ana dbname=shop"),
         (
             "postgresql://db/shop?user=ana&password=x&sslpassword=y&sslmode=disable",
@@ -137,67 +147,50 @@ def test_the_url_of_another_database_leaves_its_password_out(outside: tuple[Plac
         ),
         ("postgresql://ana:x@db/shop?sslpassword=y", "postgresql://ana@db/shop"),
         ("service=shop", "service=shop"),
-    ],
-)
-def test_every_way_to_write_an_address_is_printed_without_its_secrets(
-    tmp_path: Path, written: str, printed: str
-) -> None:
-    text = f'[project]\nname = "x"\n[connections]\nshop = "{written}"\n'
-    (tmp_path / "tidegate.toml").write_text(text)
-    done = db(tmp_path, "url", "shop")
-    assert done.code == DONE
-    assert sorted(done.out.strip().split(" ")) == sorted(printed.split(" "))
-    assert ("left out" in done.err) == ("password" in written)
+    ):
+        write_project(tmp_path, f'shop = "{written}"')
+        done = db(tmp_path, "url", "shop")
+        assert done.code == DONE
+        assert sorted(done.out.strip().split(" ")) == sorted(printed.split(" "))
+        assert ("left out" in done.err) == ("password" in written), written
 
 
 def test_psql_is_run_on_the_connection_that_is_named(home: Path) -> None:
     question = "SELECT current_database()"
-    assert db(home, "psql", "warehouse", "--", "-Atc", question).out == "warehouse\n"
-    assert db(home, "psql", "control", "--", "-Atc", question).out == "tidegate\n"
-    assert db(home, "psql", "--", "-Atc", question).out == "warehouse\n"
-    assert tidegate(home, "db", "psql", stdin=f"{question};\n").out.count("warehouse") == 1
-
-
-def test_psql_s_exit_code_is_the_command_s(home: Path) -> None:
-    wrong = db(home, "psql", "--", "-c", "SELEKT 1")
-    assert wrong.code == 1
-    assert "syntax error" in wrong.err
-    stopped = tidegate(
-        home, "db", "psql", "--", "-v", "ON_ERROR_STOP=1", "-f", "-", stdin="SELEKT 1;\n"
-    )
+    assert psql(home, "control", "--", "-Atc", question).out == "tidegate\n"
+    assert psql(home, stdin=f"{question};\n").out.count("warehouse") == 1
+    # Its exit code is the command's.
+    stopped = psql(home, "--", "-v", "ON_ERROR_STOP=1", "-f", "-", stdin="SELEKT 1;\n")
     assert stopped.code == 3
+    assert "syntax error" in stopped.err
 
 
 def test_psql_gets_the_password_but_its_command_line_does_not(outside: tuple[Place, str]) -> None:
     place, _ = outside
     # The shell that psql starts looks at what its parent was called with.
-    done = db(place.folder, "psql", "locked", "--", "-Atc", "\\! cat /proc/$PPID/cmdline")
+    shell = ("-c", "\\! cat /proc/$PPID/cmdline", "-c", "SELECT current_user")
+    done = psql(place.folder, "locked", "--", "-At", *shell)
     assert done.code == DONE
     assert "psql" in done.out
     assert "dbname=" in done.out
+    assert "\nana_" in done.out.replace("\0", "\n")
     assert not any(part in done.said for part in ("s3cr", QUOTED, SECRET))
-    who = db(place.folder, "psql", "locked", "--", "-Atc", "SELECT current_user")
-    assert who.out.startswith("ana_")
 
 
-def test_a_secret_that_psql_could_not_hide_is_refused(tmp_path: Path) -> None:
-    text = '[project]\nname = "x"\n[connections]\nshop = "host=db sslpassword=hunter2"\n'
-    (tmp_path / "tidegate.toml").write_text(text)
+def test_what_psql_cannot_be_run_on_is_refused(home: Path, tmp_path: Path) -> None:
+    write_project(tmp_path, 'shop = "host=db sslpassword=hunter2"')
     refused = db(tmp_path, "psql", "shop")
     assert refused.code == USAGE
     assert "sslpassword" in refused.err
     assert "hunter2" not in refused.said
-
-
-@pytest.mark.parametrize("command", ["url", "psql"])
-def test_an_unknown_connection_is_refused_by_name(home: Path, command: str) -> None:
-    refused = db(home, command, "nowhere")
-    assert refused.code == USAGE
-    assert 'there is no connection "nowhere"' in refused.err
-    assert "elsewhere, warehouse" in refused.err
-    unset = db(home, command, "elsewhere")
-    assert unset.code == USAGE
-    assert "NOT_SET_ANYWHERE, which is not set" in unset.err
+    for command in ("url", "psql"):
+        refused = db(home, command, "nowhere")
+        assert refused.code == USAGE
+        assert 'there is no connection "nowhere"' in refused.err
+        assert "elsewhere, warehouse" in refused.err
+        unset = db(home, command, "elsewhere")
+        assert unset.code == USAGE
+        assert "NOT_SET_ANYWHERE, which is not set" in unset.err
 
 
 def test_check_and_migrate_tell_what_the_schemas_are_at(outside: tuple[Place, str]) -> None:
@@ -218,18 +211,15 @@ def test_check_and_migrate_tell_what_the_schemas_are_at(outside: tuple[Place, st
     assert (control["connection"], control["fix"]) == ("control", None)
     assert ledger["state"] == "complete, markers in tidegate.table_updates"
 
-
-def test_a_schema_from_the_future_or_half_gone_is_reported(outside: tuple[Place, str]) -> None:
+    # One from the future, or half gone, is reported.
     place = outside[0]
-    db(place.folder, "migrate")
-    place.open().context.ledger("warehouse").ensure()
     place.target.execute("DROP TABLE tidegate.fences")
     place.control.execute("INSERT INTO tidegate_control.schema_migrations VALUES (999)")
-    checked = db(place.folder, "check")
+    checked = db(folder, "check")
     assert checked.code == FAILED
     assert "version 999, this Tidegate knows" in checked.out
     assert "incomplete, without fences" in checked.out
-    refused = db(place.folder, "migrate")
+    refused = db(folder, "migrate")
     assert refused.code == FAILED
     assert "schema version 999" in refused.err
 
@@ -248,21 +238,17 @@ def test_check_names_a_database_that_cannot_be_reached(make_place: MakePlace) ->
     assert "hunter2" not in checked.said
 
 
-@pytest.mark.parametrize("command", ["start", "stop", "url", "psql", "migrate", "check"])
-def test_without_a_project_every_command_says_so(tmp_path: Path, command: str) -> None:
-    refused = db(tmp_path, command)
-    assert refused.code == USAGE
-    assert "no tidegate.toml in" in refused.err
-    assert "tidegate init" in refused.err
-    as_json = db(tmp_path, command, "--json")
-    assert as_json.code == USAGE
-    assert "no tidegate.toml in" in as_json.document["message"]
-
-
-def test_a_project_without_an_embedded_database_starts_none(tmp_path: Path) -> None:
+def test_without_a_project_or_a_server_of_its_own_it_says_so(tmp_path: Path) -> None:
+    for command in ("start", "stop", "url", "psql", "migrate", "check"):
+        refused = db(tmp_path, command)
+        assert refused.code == USAGE, command
+        assert "no tidegate.toml in" in refused.err
+        assert "tidegate init" in refused.err
+        as_json = db(tmp_path, command, "--json")
+        assert as_json.code == USAGE, command
+        assert "no tidegate.toml in" in as_json.document["message"]
     url = "postgresql://db/shop"
-    text = f'[project]\nname = "x"\ncontrol = "{url}"\n[connections]\nshop = "{url}"\n'
-    (tmp_path / "tidegate.toml").write_text(text)
+    write_project(tmp_path, f'shop = "{url}"', f'control = "{url}"')
     refused = db(tmp_path, "start")
     assert refused.code == USAGE
     assert "uses no embedded database" in refused.err

@@ -5,12 +5,18 @@ from __future__ import annotations
 import shutil
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
-from integration.commands import DONE, FAILED, USAGE, tidegate
+from integration.commands import DONE, FAILED, USAGE
 from integration.conftest import Database
+from integration.here import tidegate
 from tidegate.insight.scaffold import _dotenv_value
+from tidegate.model.relation import Endpoint, Relation
+from tidegate.pipeline.declaration import resolve_source
 from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.project import Project
 from tidegate.settings.dotenv import parse_dotenv
@@ -25,16 +31,22 @@ def home(tmp_path: Path) -> Path:
     return folder
 
 
-def init(folder: Path, *arguments: str, **environment: str) -> dict[str, object]:
+def init(folder: Path, *arguments: str, **environment: str) -> dict[str, Any]:
     done = tidegate(folder, "init", "--json", *arguments, environment=environment)
     assert done.code == DONE, done.said
-    found = done.document
-    assert isinstance(found, dict)
+    found: dict[str, Any] = done.document
     return found
 
 
 def files(folder: Path) -> list[str]:
     return sorted(file.name for file in folder.iterdir())
+
+
+def open_on(database: Database, folder: Path) -> Project:
+    """The project on databases that are there: to start those of its own takes seconds."""
+    warehouse = make_conninfo(database.conninfo, dbname="postgres")
+    overrides = {"project.control": database.conninfo, "connections.warehouse": warehouse}
+    return Project.open(folder, **overrides)
 
 
 def test_without_a_source_a_small_project_is_made_that_says_how_to_go_on(home: Path) -> None:
@@ -61,15 +73,12 @@ def test_a_folder_is_made_and_a_name_may_be_chosen(home: Path) -> None:
     assert f"cd '{home / 'c'}'" in tidegate(home, "init", "c").out
 
 
-@pytest.mark.parametrize("name", ["", "a b", "-x", "a/b", "x" * 64, 'x"\n[sync.evil]'])
-def test_a_project_name_that_cannot_be_used_is_refused(home: Path, name: str) -> None:
-    refused = tidegate(home, "init", f"--name={name}")
-    assert refused.code == USAGE
-    assert "not a usable project name" in refused.err
+def test_a_bad_name_and_an_existing_project_are_refused(home: Path, database: Database) -> None:
+    for name in ("", "a b", "-x", "a/b", "x" * 64, 'x"\n[sync.evil]'):
+        refused = tidegate(home, "init", f"--name={name}")
+        assert refused.code == USAGE, name
+        assert "not a usable project name" in refused.err
     assert files(home) == []
-
-
-def test_an_existing_project_is_never_touched(home: Path, database: Database) -> None:
     (home / "tidegate.toml").write_text("mine")
     for arguments in ((), ("--source", database.conninfo)):
         refused = tidegate(home, "init", *arguments)
@@ -90,7 +99,7 @@ def test_a_source_becomes_a_project_that_can_be_planned_at_once(
         "CREATE TABLE notes (body text)",
     )
     name = database.value("SELECT current_database()")
-    done = tidegate(home, "init", "--source", server.url(str(name)))
+    done = tidegate(home, "init", "--source", "-", stdin=f"{server.url(str(name))}\n")
     assert done.code == DONE
     assert "not synced: public.notes: no primary key" in done.out
     text = (home / "tidegate.toml").read_text()
@@ -158,43 +167,24 @@ def test_a_source_called_tidegate_or_warehouse_does_not_clash(
     assert found["connection"] == "warehouse_source"
 
 
-def test_the_url_may_come_from_standard_input(home: Path, database: Database) -> None:
-    database.execute(ORDERS)
-    done = tidegate(home, "init", "--source", "-", stdin=f"{database.conninfo}\n")
-    assert done.code == DONE
-    assert list(Project.open(home).syncs) == ["orders"]
-
-
-def test_a_wrong_password_writes_nothing_and_is_not_repeated(
+def test_a_source_that_cannot_be_reached_or_read_writes_nothing(
     home: Path, server: EmbeddedServer
 ) -> None:
-    url = f"postgresql://postgres:hunter2@127.0.0.1:{server.port}/postgres"
-    refused = tidegate(home, "init", "new", "--source", url)
-    assert refused.code == FAILED
-    assert "password authentication failed" in refused.err
-    assert "hunter2" not in refused.said
-    assert files(home) == []
-
-
-@pytest.mark.parametrize(
-    ("url", "code", "message"),
-    [
+    wrong = f"postgresql://postgres:hunter2@127.0.0.1:{server.port}/postgres"
+    for url, code, message in (
+        (wrong, FAILED, "password authentication failed"),
         ("postgresql://ana:hunter2@127.0.0.1:1/shop", FAILED, "cannot connect to the source"),
         ("postgresql://ana:hunter2/2@127.0.0.1/shop", USAGE, "must be written as %XX"),
         ("mysql://ana:hunter2@db/shop", USAGE, "--source is not a Postgres address"),
         ("jdbc:postgresql://db/shop?password=hunter2", USAGE, "leave out jdbc:"),
         ("", USAGE, "it is empty"),
         ("embedded:shop", USAGE, "the project that is being made"),
-    ],
-)
-def test_a_source_that_cannot_be_reached_or_read_writes_nothing(
-    home: Path, url: str, code: int, message: str
-) -> None:
-    refused = tidegate(home, "init", "new", f"--source={url}")
-    assert refused.code == code
-    assert message in refused.err
-    assert "hunter2" not in refused.said
-    assert files(home) == []
+    ):
+        refused = tidegate(home, "init", "new", f"--source={url}")
+        assert refused.code == code, url
+        assert message in refused.err
+        assert "hunter2" not in refused.said
+        assert files(home) == []
 
 
 def test_what_is_not_the_user_s_own_table_is_left_out(home: Path, database: Database) -> None:
@@ -230,12 +220,10 @@ def test_what_is_not_the_user_s_own_table_is_left_out(home: Path, database: Data
     ]
 
 
-@pytest.mark.parametrize(
-    "value",
-    ["plain", "a b#c", "it's", "both ' and \"", "back\\slash 'n", "two\nlines\r", "$x ${y}"],
-)
-def test_whatever_the_url_holds_is_read_back_from_env(value: str) -> None:
-    assert parse_dotenv(f"A={_dotenv_value(value)}\n") == {"A": value}
+def test_whatever_the_url_holds_is_read_back_from_env() -> None:
+    odd = ["plain", "a b#c", "it's", "both ' and \"", "back\\slash 'n", "two\nlines\r", "$x ${y}"]
+    for value in odd:
+        assert parse_dotenv(f"A={_dotenv_value(value)}\n") == {"A": value}
 
 
 def test_many_tables_become_one_section_that_can_be_planned_at_once(
@@ -249,7 +237,6 @@ def test_many_tables_become_one_section_that_can_be_planned_at_once(
     database.execute("CREATE VIEW v AS SELECT 1 AS one", "CREATE TABLE keyless (a int)")
     found = init(home, "--source", database.conninfo)
     group = found["group"]
-    assert isinstance(group, dict)
     assert group["source"] == f"{found['connection']}:public.*"
     assert group["target"] == "warehouse:raw.{table}"
     assert found["syncs"] == []
@@ -262,7 +249,7 @@ def test_many_tables_become_one_section_that_can_be_planned_at_once(
     assert chosen[f"{name}.keyless"] == ("replace", [], None)
     document = tomllib.loads((home / "tidegate.toml").read_text())
     assert document["sync"] == {name: {"source": group["source"], "target": group["target"]}}
-    with Project.open(home) as project:
+    with open_on(database, home) as project:
         assert {sync.name for sync in project.expand()} == chosen.keys()
 
 
@@ -272,9 +259,78 @@ def test_many_tables_of_several_schemas_keep_their_schemas(home: Path, database:
         for n in range(11):
             database.execute(f"CREATE TABLE {schema}.t{n} (id int PRIMARY KEY)")
     group = init(home, "--source", database.conninfo)["group"]
-    assert isinstance(group, dict)
     assert group["source"].endswith(":*.*")
     assert group["target"] == "warehouse:{schema}.{table}"
-    with Project.open(home) as project:
+    with open_on(database, home) as project:
         targets = {str(sync.target) for sync in project.expand()}
     assert {"warehouse:sales.t0", "warehouse:stock.t0"} <= targets
+
+
+ODD = [
+    "Order Items",
+    'we"ird',
+    "a.b",
+    "select",
+    "Größe",
+    "日本",
+    "x'; DROP TABLE y; --",
+    "back\\slash",
+    "hash#tag",
+    "${HOME}",
+    "$${HOME}",
+    "{table}",
+    "*",
+    "100%s",
+    "]\t[",
+    " padded ",
+    'x"]\n[sync.evil]\nsource = "a:b',
+]
+
+
+def test_odd_names_are_written_so_that_they_read_back_exactly(
+    home: Path, database: Database
+) -> None:
+    for name in ODD:
+        create = sql.SQL("CREATE TABLE {} (id int PRIMARY KEY, {} timestamptz NOT NULL)")
+        database.execute(create.format(sql.Identifier(name), sql.Identifier("updated_at")))
+    database.execute(
+        'CREATE TABLE one ("we""ird ${HOME}" int NOT NULL UNIQUE, "Updated At" date NOT NULL)'
+    )
+    left_out = init(home, "--source", database.conninfo)["left_out"]
+    spelled = {"one"} | {name for name in ODD if "\n" not in name and "\t" not in name}
+    project = Project.open(home)
+    assert {sync.source.relation.name for sync in project.syncs.values()} == spelled
+    assert {sync.target.relation.name for sync in project.syncs.values()} == spelled
+    assert "evil" not in project.syncs
+    assert len(left_out) == len(ODD) - len(spelled) + 1
+    one = project.sync("one")
+    assert (one.key, one.cursor) == (('we"ird ${HOME}',), "Updated At")
+    with database.connect() as session:
+        for sync in project.syncs.values():
+            cursor = resolve_source(session, sync).cursor
+            assert cursor is not None
+            assert cursor.name in ("updated_at", "Updated At")
+
+
+def test_tables_that_are_called_alike_get_names_of_their_own(
+    home: Path, database: Database
+) -> None:
+    for schema in ("sales", "Sales", "9"):
+        database.execute(f'CREATE SCHEMA "{schema}"')
+        for name in ("orders", "Orders", "Items"):
+            database.execute(
+                f'CREATE TABLE "{schema}"."{name}" (id int PRIMARY KEY, updated_at date NOT NULL)'
+            )
+    long = "x" * 63
+    database.execute(
+        f"CREATE TABLE sales.{long} (id int PRIMARY KEY, updated_at date NOT NULL)",
+        f'CREATE TABLE "9".{long} (id int PRIMARY KEY, updated_at date NOT NULL)',
+    )
+    init(home, "--source", database.conninfo)
+    syncs = Project.open(home).syncs
+    assert len(syncs) == 11
+    assert len({name.lower() for name in syncs}) == 11
+    assert len({sync.target for sync in syncs.values()}) == 11
+    assert Endpoint("warehouse", Relation("Sales", "Items")) in {
+        sync.target for sync in syncs.values()
+    }

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import pty
-import subprocess
-import sys
 from uuid import uuid4
 
 import pytest
 
-from integration.commands import BUSY, DONE, FAILED, USAGE, Done, tidegate
+from integration.commands import BUSY, DONE, FAILED, USAGE, Done
 from integration.conftest import MakePlace, Place
+from integration.here import answer_tidegate, tidegate
 from integration.left_behind import ALL, NOTHING, ORDERS, held, loaded, recorded
 from tidegate.control.job_records import JobRecords
 from tidegate.control.jobs import Jobs
@@ -27,7 +25,7 @@ from tidegate.model.staging import new_write_id, staging_table
 @pytest.fixture
 def place(make_place: MakePlace) -> Place:
     """A project whose sync has loaded three rows in two loads."""
-    made = make_place(ORDERS, databases=3)
+    made = make_place(ORDERS, databases=2)
     loaded(made)
     return made
 
@@ -37,8 +35,28 @@ def remove(place: Place, *arguments: str) -> Done:
 
 
 def test_everything_of_a_sync_goes_and_its_table_stays(place: Place) -> None:
+    context = place.open().context
+    loaded(place, "items", "warehouse:raw.items")
+    with place.target.connect() as session:
+        place.open().marker("warehouse:raw.orders", update_id="my own").touch(session)
     assert recorded(place) == ALL
-    done = remove(place, "orders", "--yes")
+
+    # Nothing goes without a yes, and a name is only ever a name.
+    refused = remove(place, "orders")
+    assert refused.code == USAGE
+    assert "add --yes" in refused.err
+    assert "2 markers" in refused.out
+    for answer in ("n", ""):
+        asked = answer_tidegate(place.folder, answer, "remove", "orders")
+        assert (asked.code, "nothing was removed" in asked.out) == (FAILED, True)
+        assert "remove this? [y/N]" in asked.said
+    for name in ("or'ders", 'x" OR 1=1 --', "orders; DROP SCHEMA tidegate", "%"):
+        refused = remove(place, name, "--yes")
+        assert refused.code == USAGE
+        assert f"there is no sync {name}" in refused.err
+    assert recorded(place) == ALL
+
+    done = answer_tidegate(place.folder, "y", "remove", "orders")
     assert done.code == DONE
     assert "the watermark and its log of 2 moves" in done.out
     assert "2 markers" in done.out
@@ -46,18 +64,30 @@ def test_everything_of_a_sync_goes_and_its_table_stays(place: Place) -> None:
     assert "the next run loads it from the start" in done.out
     assert recorded(place) == NOTHING
     assert place.target.value("SELECT count(*) FROM raw.orders") == 3
+    # Other syncs and other loads keep theirs.
+    assert recorded(place, "items") == {**ALL, "fences": 0}
+    assert place.target.value("SELECT count(*) FROM tidegate.fences WHERE resource = 'raw.items'")
+    assert place.target.value("SELECT count(*) FROM tidegate.table_updates") == 3
+    # It is in the history, and what the last run knew is gone.
+    with context.plane.connect() as control:
+        last = JobRecords(context.plane).last_result(control, "shop", "sync", "orders")
+    assert (last["removed"], last["fingerprints"]) == (True, {})
+    assert place.control.value("SELECT count(*) FROM tidegate_control.workers") == 0
     again = remove(place, "orders", "--yes")
     assert again.code == DONE
     assert "nothing is recorded of orders" in again.out
 
 
-def test_the_table_goes_too_when_that_is_asked_for(place: Place) -> None:
+def test_the_table_goes_too_when_that_is_asked_for(make_place: MakePlace) -> None:
+    target = 'warehouse:raw."Odd ""%s"" ; DROP TABLE x"'
+    place = make_place({**ORDERS, "target": target})
+    loaded(place, "orders", target)
     done = remove(place, "orders", "--drop-target", "--yes", "--json")
     assert done.code == DONE
     assert done.document["removed"] == [
         {
             "sync": "orders",
-            "target": "warehouse:raw.orders",
+            "target": target,
             "watermarks": 1,
             "moves": 2,
             "markers": 2,
@@ -66,57 +96,49 @@ def test_the_table_goes_too_when_that_is_asked_for(place: Place) -> None:
         }
     ]
     assert recorded(place) == NOTHING
-    assert place.target.value("SELECT to_regclass('raw.orders') IS NULL")
+    assert place.target.value("SELECT count(*) FROM pg_tables WHERE schemaname = 'raw'") == 0
 
 
-def test_other_syncs_and_other_loads_keep_theirs(place: Place) -> None:
-    loaded(place, "items", "warehouse:raw.items")
-    with place.target.connect() as session:
-        place.open().marker("warehouse:raw.orders", update_id="my own").touch(session)
-    assert remove(place, "orders", "--yes").code == DONE
-    assert recorded(place) == NOTHING
-    assert recorded(place, "items") == {**ALL, "fences": 0}
-    assert place.target.value("SELECT count(*) FROM tidegate.fences WHERE resource = 'raw.items'")
-    assert place.target.value("SELECT count(*) FROM tidegate.table_updates") == 3
+def test_whatever_stands_in_the_way_nothing_is_removed(place: Place) -> None:
+    drop = ("orders", "--drop-target", "--yes")
 
+    def nothing_went() -> bool:
+        return {**recorded(place), "observations": 1} == ALL
 
-def test_nothing_goes_without_a_yes(place: Place) -> None:
-    refused = remove(place, "orders")
-    assert refused.code == USAGE
-    assert "add --yes" in refused.err
-    assert "2 markers" in refused.out
-    assert recorded(place) == ALL
-
-
-@pytest.mark.parametrize(("answer", "code"), [("y", DONE), ("n", FAILED), ("", FAILED)])
-def test_on_a_terminal_it_asks(place: Place, answer: str, code: int) -> None:
-    ours, theirs = pty.openpty()
-    child = subprocess.Popen(
-        [sys.executable, "-m", "tidegate.cli.main", "remove", "orders"],
-        cwd=place.folder,
-        stdin=theirs,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    os.close(theirs)
-    os.write(ours, f"{answer}\n".encode())
-    out, err = child.communicate(timeout=60)
-    os.close(ours)
-    assert "remove this? [y/N]" in out + err
-    assert child.returncode == code
-    assert recorded(place) == (NOTHING if code == DONE else ALL)
-    assert ("nothing was removed" in out) == (code == FAILED)
-
-
-def test_while_a_run_holds_the_table_it_is_refused_with_the_holder(place: Place) -> None:
     with held(place) as claim:
-        refused = remove(place, "orders", "--yes", "--drop-target")
+        refused = remove(place, *drop)
         assert refused.code == BUSY
         assert str(claim.job_id) in refused.err
         assert f"process {os.getpid()}" in refused.err
         assert recorded(place) == ALL
         assert place.target.value("SELECT count(*) FROM raw.orders") == 3
+    place.control.execute("DELETE FROM tidegate_control.jobs")
+
+    place.target.execute("CREATE VIEW raw.report AS SELECT * FROM raw.orders")
+    refused = remove(place, *drop)
+    assert refused.code == FAILED
+    words = "raw.orders cannot be dropped: view raw.report depends on table raw.orders"
+    assert words in refused.err
+    assert "nothing was removed" in refused.err
+    assert nothing_went()
+    place.target.execute("DROP VIEW raw.report")
+
+    # Nobody waits for ever.
+    with place.target.connect() as session, session.transaction():
+        session.execute("LOCK TABLE raw.orders IN ACCESS SHARE MODE")
+        refused = remove(place, *drop)
+    assert refused.code == BUSY
+    assert "in use by another session" in refused.err
+    assert nothing_went()
+
+    place.target.execute(f"UPDATE tidegate.fences SET control_id = '{uuid4()}', token = 900")
+    refused = remove(place, "orders", "--yes")
+    assert refused.code == FAILED
+    assert "loaded by another control plane" in refused.err
+    assert "tidegate remove orders --take-over" in refused.err
+    assert nothing_went()
+    assert remove(place, "orders", "--yes", "--take-over").code == DONE
+    assert recorded(place) == NOTHING
 
 
 def test_a_dead_holder_is_no_obstacle_and_cannot_publish_any_more(place: Place) -> None:
@@ -133,22 +155,11 @@ def test_a_dead_holder_is_no_obstacle_and_cannot_publish_any_more(place: Place) 
             assert Jobs(context.plane).holder(control, claim.resource) is None
 
 
-def test_the_removal_is_in_the_history_and_what_the_last_run_knew_is_gone(place: Place) -> None:
-    context = place.open().context
-    assert remove(place, "orders", "--yes").code == DONE
-    with context.plane.connect() as control:
-        last = JobRecords(context.plane).last_result(control, "shop", "sync", "orders")
-        assert last["removed"] is True
-        assert last["fingerprints"] == {}
-    assert place.control.value("SELECT count(*) FROM tidegate_control.workers") == 0
-
-
 def test_left_over_staging_goes_but_not_that_of_a_live_attempt(place: Place) -> None:
     context = place.open().context
     control_id = context.control_id()
     dead = staging_table(control_id, new_attempt_id(), new_write_id())
     foreign = staging_table(uuid4(), new_attempt_id(), new_write_id())
-    loaded(place, "items", "warehouse:raw.items")
     jobs = Jobs(context.plane)
     with context.plane.connect() as control, context.plane.connect() as session:
         worker = Worker.of_this_process()
@@ -166,29 +177,6 @@ def test_left_over_staging_goes_but_not_that_of_a_live_attempt(place: Place) -> 
     assert {row[0] for row in left} == {foreign, live}
 
 
-def test_when_the_table_cannot_be_dropped_nothing_is_removed(place: Place) -> None:
-    place.target.execute("CREATE VIEW raw.report AS SELECT * FROM raw.orders")
-    refused = remove(place, "orders", "--drop-target", "--yes")
-    assert refused.code == FAILED
-    assert (
-        "raw.orders cannot be dropped: view raw.report depends on table raw.orders" in refused.err
-    )
-    assert "nothing was removed" in refused.err
-    assert {**recorded(place), "observations": 1} == ALL
-    assert remove(place, "orders", "--yes").code == DONE
-
-
-def test_when_the_table_is_in_use_nothing_is_removed_and_nobody_waits_for_ever(
-    place: Place,
-) -> None:
-    with place.target.connect() as session, session.transaction():
-        session.execute("LOCK TABLE raw.orders IN ACCESS SHARE MODE")
-        refused = remove(place, "orders", "--drop-target", "--yes")
-    assert refused.code == BUSY
-    assert "in use by another session" in refused.err
-    assert {**recorded(place), "observations": 1} == ALL
-
-
 def test_a_table_that_another_sync_loads_too_is_neither_dropped_nor_unfenced(place: Place) -> None:
     loaded(place, "more")
     refused = remove(place, "orders", "--drop-target", "--yes")
@@ -200,7 +188,7 @@ def test_a_table_that_another_sync_loads_too_is_neither_dropped_nor_unfenced(pla
 
 
 def test_a_table_that_was_never_loaded_is_not_dropped(make_place: MakePlace) -> None:
-    place = make_place(ORDERS, databases=2)
+    place = make_place(ORDERS)
     place.target.execute("CREATE SCHEMA raw", "CREATE TABLE raw.orders (id int)")
     done = remove(place, "orders", "--drop-target", "--yes")
     assert done.code == DONE
@@ -216,18 +204,22 @@ def test_a_table_that_was_never_loaded_is_not_dropped(make_place: MakePlace) -> 
     assert place.target.value("SELECT to_regclass('raw.orders') IS NOT NULL")
 
 
-@pytest.mark.parametrize("name", ["or'ders", 'x" OR 1=1 --', "orders; DROP SCHEMA tidegate", "%"])
-def test_a_name_is_only_ever_a_name(place: Place, name: str) -> None:
-    refused = remove(place, name, "--yes")
+def test_a_sync_that_is_not_declared_any_more_is_found_by_its_name(
+    place: Place, make_place: MakePlace
+) -> None:
+    connections = {"gone": "host=127.0.0.1 port=1 user=x dbname=x", "unset": "${NOT_SET_ANYWHERE}"}
+    refused = remove(make_place(beside=place, connections=connections), "orders", "--yes")
     assert refused.code == USAGE
-    assert f"there is no sync {name}" in refused.err
-    assert recorded(place) == ALL
-
-
-def test_odd_table_names_are_removed_and_dropped_like_any_other(make_place: MakePlace) -> None:
-    target = 'warehouse:raw."Odd ""%s"" ; DROP TABLE x"'
-    place = make_place({**ORDERS, "target": target})
-    loaded(place, "orders", target)
-    assert remove(place, "orders", "--drop-target", "--yes").code == DONE
+    assert "gone could not be searched" in refused.err
+    assert "unset could not be searched" in refused.err
+    # Two names of one database are one place.
+    connections |= {"a": place.target.conninfo, "b": place.target.conninfo}
+    bare = make_place(beside=place, connections=connections)
+    done = remove(bare, "orders", "--yes", "--json")
+    assert done.code == DONE
+    assert set(done.document["not_searched"]) == {"gone", "unset"}
+    assert [one["target"] for one in done.document["removed"]] == ["a:raw.orders"]
     assert recorded(place) == NOTHING
-    assert place.target.value("SELECT count(*) FROM pg_tables WHERE schemaname = 'raw'") == 0
+    unknown = remove(bare, "orders", "--yes")
+    assert unknown.code == USAGE
+    assert "there is no sync orders" in unknown.err

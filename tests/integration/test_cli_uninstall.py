@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-import pty
-import subprocess
-import sys
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from integration.commands import BUSY, DONE, FAILED, USAGE, Done, tidegate
+from integration.commands import BUSY, DONE, FAILED, USAGE, Done
 from integration.conftest import Database, MakePlace, Place
 from integration.filled import fill
+from integration.here import answer_tidegate, tidegate
 from integration.left_behind import ALL, ORDERS, held, loaded, recorded
 from integration.orders import contents
+from integration.without_spark import open_without_spark
 from tidegate.model.identity import new_attempt_id
 from tidegate.model.staging import new_write_id, staging_table
-from tidegate.spark.session import SparkSessions
 
 
 @pytest.fixture
@@ -57,7 +56,21 @@ def stage(place: Place, control_id: object = None) -> str:
 
 def test_all_that_tidegate_made_goes_and_the_table_stays(place: Place) -> None:
     name = stage(place)
-    done = uninstall(place, "--yes")
+    before = contents(place.source, place.target, place.control)
+    refused = uninstall(place)
+    assert refused.code == USAGE
+    assert "add --yes" in refused.err
+    assert "table tidegate.etl_state" in refused.out
+    listed = uninstall(place, "--dry-run", "--json")
+    assert listed.code == DONE
+    assert listed.document["removed"] is False
+    assert [one["role"] for one in listed.document["found"]] == ["ledger", "control"]
+    assert "nothing was removed" in uninstall(place, "--dry-run", "--yes").out
+    asked = answer_tidegate(place.folder, "n", "db", "uninstall")
+    assert (asked.code, "remove this? [y/N]" in asked.said) == (FAILED, True)
+    assert contents(place.source, place.target, place.control) == before
+
+    done = answer_tidegate(place.folder, "y", "db", "uninstall")
     assert done.code == DONE, done
     assert "warehouse, schema tidegate (ledger):" in done.out
     assert "table tidegate.etl_state, 1 rows" in done.out
@@ -75,53 +88,37 @@ def test_all_that_tidegate_made_goes_and_the_table_stays(place: Place) -> None:
     assert "Tidegate has nothing in these databases" in again.out
 
 
-def test_what_the_migrations_make_is_all_known(make_place: MakePlace) -> None:
-    place = make_place(ORDERS)
-    place.open().context.control_id()
-    place.open().context.ledger("warehouse").ensure()
+@pytest.mark.parametrize(
+    ("ledger", "control_schema", "left"),
+    [
+        ({}, None, {"public"}),
+        ({"schema": "tg"}, "tg", {"public"}),
+        pytest.param({"schema": "public"}, None, {"public"}, marks=pytest.mark.chaos),
+        ({"marker_table": "raw.done"}, None, {"public", "raw"}),
+    ],
+    ids=["apart", "one schema for both", "public", "markers elsewhere"],
+)
+def test_what_we_make_goes_wherever_it_was_asked_to_be(
+    make_place: MakePlace, ledger: dict[str, Any], control_schema: str | None, left: set[str]
+) -> None:
+    place = make_place(ORDERS, ledger=ledger, installed=control_schema is None)
+    if control_schema is not None:
+        toml = place.folder / "tidegate.toml"
+        line = f'[project]\ncontrol_schema = "{control_schema}"'
+        toml.write_text(toml.read_text().replace("[project]", line))
+    for schema in left - {"public"}:
+        place.target.execute(f"CREATE SCHEMA {schema}")
+    context = place.open().context
+    context.control_id()
+    context.ledger("warehouse").ensure()
     done = uninstall(place, "--yes", "--json")
-    assert {one["role"]: one["kept"] for one in done.document["found"]} == {
-        "ledger": [],
-        "control": [],
-    }
-    assert schemas(place.target) == {"public"}
+    assert done.code == DONE, done
+    assert [one["kept"] for one in done.document["found"]] == [[], []]
+    assert schemas(place.target) == left
+    assert not any(objects(place.target, schema) for schema in left)
 
 
-def test_nothing_goes_without_a_yes(place: Place) -> None:
-    before = contents(place.source, place.target, place.control)
-    refused = uninstall(place)
-    assert refused.code == USAGE
-    assert "add --yes" in refused.err
-    assert "table tidegate.etl_state" in refused.out
-    listed = uninstall(place, "--dry-run", "--json")
-    assert listed.code == DONE
-    assert listed.document["removed"] is False
-    assert [one["role"] for one in listed.document["found"]] == ["ledger", "control"]
-    assert "nothing was removed" in uninstall(place, "--dry-run", "--yes").out
-    assert contents(place.source, place.target, place.control) == before
-
-
-@pytest.mark.parametrize(("answer", "code"), [("y", DONE), ("n", FAILED)])
-def test_on_a_terminal_it_asks(place: Place, answer: str, code: int) -> None:
-    ours, theirs = pty.openpty()
-    child = subprocess.Popen(
-        [sys.executable, "-m", "tidegate.cli.main", "db", "uninstall"],
-        cwd=place.folder,
-        stdin=theirs,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    os.close(theirs)
-    os.write(ours, f"{answer}\n".encode())
-    out, err = child.communicate(timeout=60)
-    os.close(ours)
-    assert "remove this? [y/N]" in out + err
-    assert child.returncode == code
-    assert ("tidegate" in schemas(place.target)) == (code == FAILED)
-
-
-def test_a_users_objects_in_our_schemas_stay_and_so_do_the_schemas(place: Place) -> None:
+def test_what_others_made_in_our_schemas_stays(place: Place) -> None:
     place.target.execute(
         "CREATE TABLE tidegate.notes (id serial)",
         "CREATE FUNCTION tidegate.twice(int) RETURNS int LANGUAGE sql AS 'SELECT $1 * 2'",
@@ -137,21 +134,17 @@ def test_a_users_objects_in_our_schemas_stay_and_so_do_the_schemas(place: Place)
     assert place.target.value("SELECT tidegate.twice(2)") == 4
     assert objects(place.control, "tidegate_control") == {"mine"}
 
-
-def test_a_table_of_our_name_that_we_did_not_make_stays(make_place: MakePlace) -> None:
-    place = make_place(ORDERS)
+    # So do tables that only have our names.
     place.target.execute(
-        "CREATE SCHEMA tidegate",
         "CREATE TABLE tidegate.fences (garden text, metres int)",
         "CREATE TABLE tidegate.table_updates (update_id text PRIMARY KEY, target_table text,"
         " inserted timestamp)",
     )
-    done = uninstall(place, "--yes")
-    assert done.code == DONE
-    assert objects(place.target, "tidegate") == {"fences", "table_updates"}
+    assert uninstall(place, "--yes").code == DONE
+    assert objects(place.target, "tidegate") == {"notes", "fences", "table_updates"}
 
 
-@pytest.mark.parametrize("schema", ["public", "tidegate"])
+@pytest.mark.parametrize("schema", ["public", pytest.param("tidegate", marks=pytest.mark.chaos)])
 def test_luigis_marker_table_stays_without_the_markers_of_our_loads(
     make_place: MakePlace, schema: str
 ) -> None:
@@ -171,41 +164,39 @@ def test_luigis_marker_table_stays_without_the_markers_of_our_loads(
     assert objects(place.target, schema) == {"table_updates"}
 
 
-def test_a_marker_table_of_ours_goes_wherever_it_was_asked_to_be(make_place: MakePlace) -> None:
-    place = make_place(ORDERS, databases=2, ledger={"marker_table": "raw.done"})
-    place.target.execute("CREATE SCHEMA raw")
-    loaded(place)
-    done = uninstall(place, "--yes")
-    assert "table raw.done, 2 rows" in done.out
-    assert objects(place.target, "raw") == {"orders"}
-
-
-def test_a_live_job_is_named_and_nothing_goes(place: Place) -> None:
+def test_whatever_stands_in_the_way_nothing_goes(place: Place, make_place: MakePlace) -> None:
     with held(place) as claim:
         before = contents(place.target, place.control)
         refused = uninstall(place, "--yes")
         assert refused.code == BUSY
         assert str(claim.job_id) in refused.err
         assert f"process {os.getpid()}" in refused.err
+        # It keeps the control database that another project shares, too.
+        other = make_place(ORDERS, beside=place, name="other")
+        assert uninstall(other, "control", "--yes", "--shared").code == BUSY
+        assert uninstall(other, "control", "--yes").code == DONE
         assert contents(place.target, place.control) == before
+    place.control.execute("DELETE FROM tidegate_control.jobs")
 
-
-def test_a_dead_job_is_no_obstacle(place: Place) -> None:
-    with held(place, alive=False):
-        assert uninstall(place, "--yes").code == DONE
-    assert schemas(place.control) == {"public"}
-
-
-def test_a_ledger_in_use_is_not_waited_for_for_ever(place: Place) -> None:
     with place.target.connect() as session, session.transaction():
         session.execute("SELECT * FROM tidegate.fences FOR UPDATE")
         refused = uninstall(place, "--yes")
     assert refused.code == BUSY
     assert "in use by another session" in refused.err
+    place.target.execute("CREATE VIEW public.progress AS SELECT * FROM tidegate.etl_state")
+    refused = uninstall(place, "--yes")
+    assert refused.code == FAILED
+    assert "view public.progress depends on table tidegate.etl_state" in refused.err
     assert recorded(place) == ALL
+    place.target.execute("DROP VIEW public.progress")
+
+    # A dead job is no obstacle.
+    with held(place, alive=False):
+        assert uninstall(place, "--yes").code == DONE
+    assert schemas(place.control) == {"public"}
 
 
-def test_of_a_ledger_that_others_use_only_our_own_goes(place: Place, make_place: MakePlace) -> None:
+def test_of_a_ledger_that_others_use_only_our_own_goes(place: Place) -> None:
     foreign = uuid4()
     mine, theirs = stage(place), stage(place, foreign)
     place.target.execute(
@@ -243,9 +234,7 @@ def test_of_a_ledger_that_others_use_only_our_own_goes(place: Place, make_place:
     assert schemas(place.target) == {"public", "raw"}
 
 
-def test_of_a_control_database_that_others_use_only_our_own_goes(
-    place: Place, make_place: MakePlace
-) -> None:
+def test_of_a_control_database_that_others_use_only_our_own_goes(place: Place) -> None:
     with held(place, alive=False):
         pass
     place.control.execute(
@@ -298,85 +287,38 @@ def test_the_history_of_others_stays(make_place: MakePlace) -> None:
     assert left == [("other", True)]
 
 
-def test_another_projects_live_job_keeps_the_shared_control_database(
+def test_what_cannot_be_searched_is_named_and_the_control_plane_may_go_alone(
     place: Place, make_place: MakePlace
 ) -> None:
-    with held(place):
-        other = make_place(ORDERS, beside=place, name="other")
-        refused = uninstall(other, "control", "--yes", "--shared")
-        assert refused.code == BUSY
-        assert uninstall(other, "control", "--yes").code == DONE
-    assert recorded(place) == ALL
-
-
-def test_what_hangs_on_our_tables_keeps_them(place: Place) -> None:
-    place.target.execute("CREATE VIEW public.progress AS SELECT * FROM tidegate.etl_state")
-    refused = uninstall(place, "--yes")
-    assert refused.code == FAILED
-    assert "view public.progress depends on table tidegate.etl_state" in refused.err
-    assert recorded(place) == ALL
-
-
-def test_a_database_that_cannot_be_searched_is_named(place: Place, make_place: MakePlace) -> None:
     connections = {
         "gone": "host=127.0.0.1 port=1 user=x dbname=x",
         "warehouse": place.target.conninfo,
         "twin": place.target.conninfo,
     }
     bare = make_place(beside=place, connections=connections)
-    done = uninstall(bare, "--yes", "--json")
-    assert done.code == DONE
-    assert [one["connection"] for one in done.document["found"]] == ["warehouse", "control"]
-    assert "cannot connect" in done.document["not_searched"]["gone"]
+    alone = uninstall(bare, "control", "--yes")
+    assert alone.code == DONE
+    assert "--take-over" in alone.err
+    assert place.target.value("SELECT count(*) FROM tidegate.etl_state") == 1
     assert uninstall(bare, "gone", "--yes").code == FAILED
     unknown = uninstall(bare, "warehose", "--yes")
     assert unknown.code == USAGE
     assert "warehouse" in unknown.err
-
-
-def test_the_control_plane_alone_says_what_that_means(place: Place) -> None:
-    done = uninstall(place, "control", "--yes")
+    done = uninstall(bare, "--yes", "--json")
     assert done.code == DONE
-    assert "--take-over" in done.err
-    assert place.target.value("SELECT count(*) FROM tidegate.etl_state") == 1
-
-
-def test_one_schema_for_ledger_and_control_goes_too(make_place: MakePlace) -> None:
-    place = make_place(ORDERS, ledger={"schema": "tg"})
-    toml = place.folder / "tidegate.toml"
-    toml.write_text(toml.read_text().replace("[project]", '[project]\ncontrol_schema = "tg"'))
-    context = place.open().context
-    context.control_id()
-    context.ledger("warehouse").ensure()
-    assert schemas(place.target) == {"public", "tg"}
-    done = uninstall(place, "--yes", "--json")
-    assert done.code == DONE, done
-    assert [one["kept"] for one in done.document["found"]] == [[], []]
-    assert schemas(place.target) == {"public"}
-
-
-def test_the_public_schema_stays(make_place: MakePlace) -> None:
-    place = make_place(ORDERS, databases=2, ledger={"schema": "public"})
-    place.open().context.ledger("warehouse").ensure()
-    place.open().context.control_id()
-    assert uninstall(place, "--yes").code == DONE
-    assert "public" in schemas(place.target)
-    assert objects(place.target, "public") == set()
+    assert [one["connection"] for one in done.document["found"]] == ["warehouse"]
+    assert "cannot connect" in done.document["not_searched"]["gone"]
 
 
 def test_after_it_a_run_starts_from_nothing_and_a_filled_table_takes_it(
-    make_place: MakePlace, warm_spark: SparkSessions
+    make_place: MakePlace,
 ) -> None:
     place = make_place(ORDERS, databases=3)
     fill(place)
-    first = place.open(warm_spark).run("orders")
-    assert first.rows == 10
+    assert open_without_spark(place).run("orders").rows == 10
     assert uninstall(place, "--yes").code == DONE
     status = tidegate(place.folder, "status", "--json").document["syncs"][0]
     assert (status["state"], status["watermark"]) == ("never ran", None)
-    again = place.open(warm_spark).run("orders")
+    again = open_without_spark(place).run("orders")
     assert (again.rows, again.outcome.changed) == (10, 0)
     assert place.target.value("SELECT count(*) FROM raw.orders") == 10
-    assert uninstall(place, "--yes").code == DONE
-    assert tidegate(place.folder, "adopt", "orders", "--from-target-max").code == DONE
-    assert place.open(warm_spark).run("orders").rows == 3

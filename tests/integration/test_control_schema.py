@@ -1,15 +1,24 @@
-"""The migrations of the control plane, taken together, give the schema that is written down."""
+"""The control plane: its schema comes into being once, in any schema, as it is written down."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 from psycopg import sql
 
 from integration.conftest import Database
+from tidegate.control.dead import DeadAttempts
+from tidegate.control.jobs import Jobs
 from tidegate.control.plane import ControlPlane
+from tidegate.control.tokens import Tokens
+from tidegate.control.workers import Worker, Workers
+from tidegate.errors import DestinationError, TidegateError
+from tidegate.model.job import JobRequest
 from tidegate.postgres.connect import Connection
 from tidegate.sql import migrations, script
 
@@ -55,6 +64,8 @@ PARTS = {
 }
 MIGRATED, WRITTEN = "tidegate_control", "written_down"
 
+IDENTITY = "SELECT control_id FROM tidegate_control.control_plane"
+
 Described = dict[str, list[tuple[Any, ...]]]
 
 
@@ -68,8 +79,7 @@ def describe(session: Connection, schema: str) -> Described:
     """Everything in a schema, in words that do not name the schema."""
     session.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(schema)))
     found = {
-        part: session.execute(query, {"schema": schema}).fetchall()  # type: ignore[call-overload]
-        for part, query in PARTS.items()
+        part: session.execute(query, {"schema": schema}).fetchall() for part, query in PARTS.items()
     }
     session.execute("RESET search_path")
     return {
@@ -144,9 +154,11 @@ def fill_first(session: Connection) -> None:
 def test_all_migrations_give_the_schema_that_is_written_down(
     database: Database, session: Connection, filled: bool
 ) -> None:
+    """Jobs of the first version are worked on by the next."""
     if filled:
         apply_first(database, session)
         fill_first(session)
+        identity = session.execute(IDENTITY).fetchone()
     migrate(database, session)
     write_down(session)
     migrated, written = describe(session, MIGRATED), describe(session, WRITTEN)
@@ -158,60 +170,84 @@ def test_all_migrations_give_the_schema_that_is_written_down(
         "fence_tokens",
         "job_audit_id_seq",
     }
-
-
-def test_jobs_of_the_first_version_are_worked_on_by_the_next(
-    database: Database, session: Connection
-) -> None:
-    apply_first(database, session)
-    fill_first(session)
-    identity = session.execute("SELECT control_id FROM tidegate_control.control_plane").fetchone()
-    migrate(database, session)
+    if not filled:
+        return
     session.execute("SET search_path = tidegate_control")
-    assert session.execute("SELECT control_id FROM control_plane").fetchone() == identity
-    assert session.execute(
+
+    def rows(query: str) -> list[tuple[Any, ...]]:
+        return session.execute(query).fetchall()
+
+    assert rows(IDENTITY) == [identity]
+    assert rows(
         "SELECT project, priority, lock_resource, unique_key, attempt_id FROM job_queue"
         " ORDER BY job_id"
-    ).fetchall() == [("shop", 3, None, None, None), ("bank", 0, None, None, "x")]
-    assert session.execute(
-        "SELECT resource, lock_at, priority, error_count FROM jobs ORDER BY job_id"
-    ).fetchall() == [("r1", "submit", 3, 0), ("r2", "submit", 0, 0), ("r3", "submit", 0, 0)]
-    assert session.execute("SELECT resource FROM table_locks ORDER BY 1").fetchall() == [
-        ("r1",),
-        ("r2",),
+    ) == [("shop", 3, None, None, None), ("bank", 0, None, None, "x")]
+    assert rows("SELECT resource, lock_at, priority, error_count FROM jobs ORDER BY job_id") == [
+        ("r1", "submit", 3, 0),
+        ("r2", "submit", 0, 0),
+        ("r3", "submit", 0, 0),
     ]
+    assert rows("SELECT resource FROM table_locks ORDER BY 1") == [("r1",), ("r2",)]
 
 
-CHANGES = {
-    "a column more": "ALTER TABLE workers ADD COLUMN x int",
-    "a column less": "ALTER TABLE job_audit DROP COLUMN detail",
-    "another order": "ALTER TABLE jobs DROP COLUMN plan; ALTER TABLE jobs ADD COLUMN plan jsonb",
-    "another type": "ALTER TABLE jobs ALTER COLUMN priority TYPE bigint",
-    "another default": "ALTER TABLE jobs ALTER COLUMN max_attempts SET DEFAULT 6",
-    "nullable": "ALTER TABLE job_queue ALTER COLUMN project DROP NOT NULL",
-    "a check less": "ALTER TABLE jobs DROP CONSTRAINT jobs_lock_at_check",
-    "a foreign key less": "ALTER TABLE table_locks DROP CONSTRAINT table_locks_job_id_fkey",
-    "an index less": "DROP INDEX job_queue_ready",
-    "an index in another order": "DROP INDEX jobs_submitted;"
-    " CREATE INDEX jobs_submitted ON jobs (submitted_at DESC)",
-    "an index with another condition": "DROP INDEX job_queue_ready; CREATE INDEX job_queue_ready"
-    " ON job_queue (priority DESC, visible_at, job_id) WHERE claimed_by IS NULL",
-    "an index that is not unique": "DROP INDEX table_locks_job;"
-    " CREATE INDEX table_locks_job ON table_locks (job_id)",
-    "another fill factor": "ALTER TABLE job_queue SET (fillfactor = 90)",
-    "no fill factor": "ALTER TABLE jobs RESET (fillfactor)",
-    "a sequence that caches": "ALTER SEQUENCE fence_tokens CACHE 10",
-    "an unlogged table": "ALTER TABLE cursor_observations SET UNLOGGED",
-    "a table more": "CREATE TABLE another (n int)",
-}
+def test_migrations_run_once_and_every_statement_works_in_a_schema_of_any_name(
+    database: Database,
+) -> None:
+    plane = ControlPlane(database.connect, 'Control "1" 100%s; DROP SCHEMA x; --')
+    jobs = Jobs(plane)
+
+    def migrate(_: int) -> tuple[int, UUID]:
+        with plane.connect() as session:
+            return plane.migrate(session), plane.identity(session)
+
+    with ThreadPoolExecutor(6) as pool:
+        found = set(pool.map(migrate, range(6)))
+    assert len(found) == 1
+    assert migrate(0) in found
+    name = sql.Identifier(plane.schema, "schema_migrations")
+    applied = database.value(sql.SQL("SELECT count(*) FROM {}").format(name))
+    assert applied == next(iter(found))[0]
+    with plane.connect() as session, plane.connect() as own:
+        worker = Worker.of_this_process()
+        Workers(plane).register(own, worker, "0")
+        jobs.submit(session, JobRequest("shop", "sync", "orders", "r"), "test")
+        (mine,) = jobs.claim_ready(
+            session, worker.worker_id, project="shop", kinds=["sync"], lease_seconds=1e-6
+        )
+        assert jobs.live_attempts(session) == {mine.attempt_id}
+        assert Tokens(plane).next(session) > mine.fence
+        (dead,) = DeadAttempts(plane).list(session)
+        assert DeadAttempts(plane).reclaim(session, dead, "sweeper")
+        Workers(plane).forget(session, worker)
 
 
-def test_every_difference_is_found(database: Database, session: Connection) -> None:
-    write_down(session)
-    written = describe(session, WRITTEN)
-    for name, change in CHANGES.items():
-        with session.transaction(force_rollback=True):
-            session.execute("SET LOCAL search_path = written_down")
-            session.execute(change)
-            assert describe(session, WRITTEN) != written, name
-    assert describe(session, WRITTEN) == written
+def test_a_control_schema_of_a_newer_release_or_without_its_identity_is_refused(
+    database: Database, session: Connection
+) -> None:
+    plane = ControlPlane(database.connect)
+    plane.migrate(session)
+    session.execute("DELETE FROM tidegate_control.control_plane")
+    with pytest.raises(TidegateError, match="lost its identity"):
+        plane.identity(session)
+    with pytest.raises(psycopg.errors.CheckViolation):
+        session.execute("INSERT INTO tidegate_control.control_plane (only_row) VALUES (false)")
+    session.execute("INSERT INTO tidegate_control.schema_migrations (version) VALUES (999)")
+    with pytest.raises(TidegateError, match="schema version 999") as raised:
+        plane.migrate(session)
+    assert "use the Tidegate that the other processes" in str(raised.value)
+
+
+def test_no_right_to_create_the_control_schema_is_said_with_the_fix(
+    database: Database, session: Connection
+) -> None:
+    name = f"nobody_{uuid4().hex[:12]}"
+    database.execute(f"CREATE ROLE {name}")
+    try:
+        plane = ControlPlane(database.connect)
+        session.execute(f"SET ROLE {name}")
+        with pytest.raises(DestinationError, match="may not create schema tidegate_control"):
+            plane.migrate(session)
+        session.execute("RESET ROLE")
+        assert plane.version(session) == 0
+    finally:
+        database.execute(f"DROP ROLE {name}")

@@ -42,26 +42,25 @@ def fake_java(home: Path, version: str) -> Path:
     return home
 
 
-@pytest.mark.parametrize(
-    ("version", "level"),
-    [
+def test_java_must_be_of_a_version_that_spark_runs_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(java, "PLACES", ())
+    for version, level in (
         ("1.8.0_402", Level.FAIL),
         ("11.0.22", Level.FAIL),
         ("17.0.15", Level.OK),
         ("21", Level.OK),
         ("25.0.1", Level.FAIL),
-    ],
-)
-def test_java_must_be_of_a_version_that_spark_runs_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, level: Level
-) -> None:
-    monkeypatch.setattr(java, "PLACES", ())
-    home = fake_java(tmp_path / "jdk", version)
-    for environment in (
-        {"JAVA_HOME": str(home), "PATH": ""},
-        {"PATH": f"{home / 'bin'}:/usr/bin:/bin"},
     ):
-        assert check_java(LOCAL, environment).level is level
+        home = fake_java(tmp_path / version, version)
+        for environment in (
+            {"JAVA_HOME": str(home), "PATH": ""},
+            {"PATH": f"{home / 'bin'}:/usr/bin:/bin"},
+        ):
+            assert check_java(LOCAL, environment).level is level, (version, environment)
+    remote = SparkSettings(remote="sc://host")
+    assert check_java(remote, {"PATH": ""}).level is Level.OK, "it is not needed here"
 
 
 def test_a_broken_java_home_is_named_with_one_that_works(
@@ -83,21 +82,22 @@ def test_no_java_at_all_names_the_package(tmp_path: Path, monkeypatch: pytest.Mo
     assert "apt-get install" in str(check.fix)
 
 
-@pytest.mark.parametrize("on_path", [None, "11.0.1", "25.0.1"])
 def test_a_java_in_a_usual_place_is_found_when_path_has_none_that_will_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_path: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = fake_java(tmp_path / "jvm" / "good", "21.0.2")
     fake_java(tmp_path / "jvm" / "early", "11.0.1")
     monkeypatch.setattr(java, "PLACES", (f"{tmp_path}/none/*", f"{tmp_path}/jvm/*"))
-    environment = {"PATH": str(tmp_path)}
-    if on_path is not None:
-        environment["PATH"] = f"{fake_java(tmp_path / 'other', on_path)}/bin:/usr/bin:/bin"
-    check = check_java(LOCAL, environment)
-    assert (check.level, check.found) == (Level.OK, f"Java 21 ({good}/bin/java)")
-    assert java.choose_java(environment).home == good
+    paths = [str(tmp_path)]
+    for version in ("11.0.1", "25.0.1"):
+        paths.append(f"{fake_java(tmp_path / version, version)}/bin:/usr/bin:/bin")
+    for path in paths:
+        check = check_java(LOCAL, {"PATH": path})
+        assert (check.level, check.found) == (Level.OK, f"Java 21 ({good}/bin/java)"), path
+        assert java.choose_java({"PATH": path}).home == good
 
 
+@pytest.mark.chaos
 def test_spark_starts_with_a_java_that_is_not_on_path(tmp_path: Path) -> None:
     """In a process of its own, where PATH has all that a shell script needs but java."""
     programs = tmp_path / "bin"
@@ -135,10 +135,6 @@ def test_spark_starts_with_a_java_that_is_not_on_path(tmp_path: Path) -> None:
     assert "apt-get install" in none.stderr
 
 
-def test_java_is_not_needed_for_a_remote_spark() -> None:
-    assert check_java(SparkSettings(remote="sc://host"), {"PATH": ""}).level is Level.OK
-
-
 def test_the_workers_python_must_run_and_have_what_tasks_import(tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
     bare = tmp_path / "bare" / "bin" / "python"
@@ -150,9 +146,6 @@ def test_the_workers_python_must_run_and_have_what_tasks_import(tmp_path: Path) 
     assert check.fix == "unset PYSPARK_PYTHON, so that this environment's Python is used"
     gone = check_worker_python(LOCAL, {**environment, "PYSPARK_PYTHON": str(tmp_path / "gone")})
     assert (gone.level, "does not run" in gone.found) == (Level.FAIL, True)
-
-
-def test_the_workers_python_must_be_of_our_version(tmp_path: Path) -> None:
     answer = json.dumps({"version": [3, 8], "missing": {}})
     python = fake_program(tmp_path / "python", f"echo '{answer}'")
     check = check_worker_python(LOCAL, {**os.environ, "PYSPARK_PYTHON": str(python)})

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from integration.commands import DONE, tidegate
+from integration.commands import DONE
 from integration.conftest import MakePlace, Place
 from integration.groups import STAMPED
+from integration.here import tidegate
 from tidegate.spark.session import SparkSessions
 
 GROUP = {"name": "b", "source": "shop:public.*", "target": "warehouse:raw.{table}"}
@@ -59,13 +60,11 @@ def states(place: Place) -> set[tuple[str, ...]]:
 C, D_E, OTHER = ("a.b.c", "raw.c"), ('a.b."d.e"', 'raw."d.e"'), ("a.b.x", "other.x")
 
 
-def test_the_state_of_a_group_goes_with_its_project(group: Place) -> None:
-    assert states(group) == {C, D_E}
-    done = tidegate(group.folder, "db", "uninstall", "--yes", "--json")
+def uninstall(place: Place, *what: str) -> list[list[str]]:
+    """With whom it was found to be shared, ledger and control plane."""
+    done = tidegate(place.folder, "db", "uninstall", *what, "--yes", "--json")
     assert done.code == DONE, done
-    assert [one["shared_with"] for one in done.document["found"]] == [[], []]
-    for database, schema in ((group.target, "tidegate"), (group.control, "tidegate_control")):
-        assert database.value(f"SELECT to_regnamespace('{schema}')") is None
+    return [one["shared_with"] for one in done.document["found"]]
 
 
 @pytest.mark.parametrize("whose", ["a", "a.b"])
@@ -75,24 +74,23 @@ def test_of_two_projects_only_the_ones_own_goes(
     assert states(group) == {C, D_E, OTHER}
     group.source.execute("INSERT INTO c VALUES (3)", "INSERT INTO eu.x VALUES (2)")
     gone, stays = (group, sync) if whose == "a" else (sync, group)
-    done = tidegate(gone.folder, "db", "uninstall", "--yes", "--json")
-    assert done.code == DONE, done
     other = "a.b" if whose == "a" else "a"
-    assert [one["shared_with"] for one in done.document["found"]] == [[f"project {other}"]] * 2
+    assert uninstall(gone) == [[f"project {other}"]] * 2
     left = {OTHER} if whose == "a" else {C, D_E}
     assert states(group) == left
-    pairs = set(
-        group.target.execute("SELECT pipeline_name, table_name FROM tidegate.watermark_log")
-    )
-    assert pairs == left
+    log = group.target.execute("SELECT pipeline_name, table_name FROM tidegate.watermark_log")
+    assert set(log) == left
     tables = {table for _, table in left}
     for column, ledger in (("target_table", "table_updates"), ("resource", "fences")):
         rows = group.target.execute(f"SELECT DISTINCT {column} FROM tidegate.{ledger}")
         assert {row[0] for row in rows} == tables, ledger
     projects = group.control.execute("SELECT DISTINCT project FROM tidegate_control.jobs")
     assert projects == [(other,)]
-    # What stays goes on where it was.
+    # What stays goes on where it was, and goes with the last project.
     assert _run(stays, "x" if whose == "a" else "b", warm_spark) == 1
+    assert uninstall(stays) == [[], []]
+    for database, schema in ((group.target, "tidegate"), (group.control, "tidegate_control")):
+        assert database.value(f"SELECT to_regnamespace('{schema}')") is None
 
 
 def test_removing_a_group_leaves_the_sync_of_a_project_that_is_named_like_it(
@@ -109,26 +107,18 @@ def test_removing_a_group_leaves_the_sync_of_a_project_that_is_named_like_it(
     assert (again.code, again.document["removed"]) == (DONE, [])
 
 
-def test_observations_of_a_group_go_with_its_project_and_anothers_stay(
-    group: Place, make_place: MakePlace
-) -> None:
-    group.control.execute(
-        "INSERT INTO tidegate_control.cursor_observations VALUES ('a.b.c', now(), '1'),"
-        " ('a.b.\"d.e\"', now(), '1'), ('a.x.c', now(), '1')"
-    )
-    done = tidegate(group.folder, "db", "uninstall", "control", "--yes", "--json")
-    (control,) = done.document["found"]
-    assert control["shared_with"] == ["project a.x"]
-    left = group.control.execute("SELECT pipeline FROM tidegate_control.cursor_observations")
-    assert left == [("a.x.c",)]
-
-
 def test_a_declared_group_is_known_by_its_targets_where_no_job_is_left(group: Place) -> None:
-    group.control.execute("DELETE FROM tidegate_control.jobs")
+    group.control.execute(
+        "DELETE FROM tidegate_control.jobs",
+        "INSERT INTO tidegate_control.cursor_observations VALUES ('a.b.c', now(), '1'),"
+        " ('a.b.\"d.e\"', now(), '1'), ('a.x.c', now(), '1')",
+    )
     group.target.execute(
         "INSERT INTO tidegate.etl_state (pipeline_name, table_name) VALUES ('a.b.x', 'other.x')"
     )
-    done = tidegate(group.folder, "db", "uninstall", "warehouse", "--yes", "--json")
-    (ledger,) = done.document["found"]
-    assert ledger["shared_with"] == ["project a.b"]
+    assert uninstall(group, "warehouse") == [["project a.b"]]
     assert states(group) == {OTHER}
+    # Observations of a group go with its project, and another's stay.
+    assert uninstall(group, "control") == [["project a.x"]]
+    left = group.control.execute("SELECT pipeline FROM tidegate_control.cursor_observations")
+    assert left == [("a.x.c",)]

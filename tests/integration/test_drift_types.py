@@ -9,169 +9,191 @@ import pytest
 from integration.conftest import Database
 from integration.drifted import BEFORE, EVOLVE, FREEZE, Target, columns, loaded
 from integration.postgres_harness import PostgresHarness
+from integration.postgres_harness import shared as database
 from tidegate.destinations import drift
-from tidegate.model.rules import Rules
+from tidegate.model.shape import Shape
 
+__all__ = ["database"]
 
-@pytest.fixture
-def target(database: Database) -> Target:
-    return loaded(database, columns(BEFORE), (1, "a", 1, 1), (2, "b", 2, 1))
-
-
-WIDENED = [
-    ("character varying(10)", "character varying(50)", False),
-    ("character varying(10)", "character varying", False),
-    ("character varying(10)", "text", False),
-    ("numeric(10,2)", "numeric(12,2)", False),
-    ("numeric(10,2)", "numeric", False),
-    ("timestamp(3) with time zone", "timestamp with time zone", False),
-    ("timestamp(0) without time zone", "timestamp(3) without time zone", False),
-    ("bit varying(4)", "bit varying(8)", False),
-    ("numeric(10,2)", "numeric(14,4)", True),
-    ("smallint", "integer", True),
-    ("integer", "bigint", True),
-    ("integer", "numeric", True),
-    ("integer", "double precision", True),
-    ("real", "double precision", True),
-    ("character(4)", "character(8)", True),
-    ("character(4)", "text", True),
-    ("date", "timestamp without time zone", True),
+SLOW = "while nobody can read it"
+IN_PLACE = [
+    ("character varying(10)", "character varying(50)"),
+    ("character varying(10)", "character varying"),
+    ("character varying(10)", "text"),
+    ("numeric(10,2)", "numeric(12,2)"),
+    ("numeric(10,2)", "numeric"),
+    ("timestamp(3) with time zone", "timestamp with time zone"),
+    ("timestamp(0) without time zone", "timestamp(3) without time zone"),
+    ("bit varying(4)", "bit varying(8)"),
 ]
+WRITTEN_ANEW = [
+    ("numeric(10,2)", "numeric(14,4)"),
+    ("smallint", "integer"),
+    ("integer", "bigint"),
+    ("integer", "numeric"),
+    ("integer", "double precision"),
+    ("real", "double precision"),
+    ("character(4)", "character(8)"),
+    ("character(4)", "text"),
+    ("date", "timestamp without time zone"),
+]
+Pairs = list[tuple[str, str]]
 
 
-@pytest.mark.parametrize(("old", "new", "rewrites"), WIDENED)
-def test_a_widened_column_is_widened_in_the_target(
-    database: Database, old: str, new: str, rewrites: bool, monkeypatch: pytest.MonkeyPatch
+def one_column(kind: str) -> Shape:
+    return columns(f"id integer, v {kind}, c bigint")
+
+
+def shape_of(kinds: list[str]) -> Shape:
+    """A column for each of these types: v0, v1 and so on."""
+    shape = columns("id integer, c bigint")
+    typed = [
+        replace(shape.columns[0], name=f"v{n}", target_type=kind, staged_type=kind)
+        for n, kind in enumerate(kinds)
+    ]
+    return replace(shape, columns=(*shape.columns, *typed))
+
+
+def changing(database: Database, pairs: Pairs) -> tuple[Target, Shape]:
+    """A target of the old types with a row in it, and what is to become of it."""
+    target = Target(PostgresHarness(database, shape_of([old for old, _ in pairs])))
+    database.execute(f"INSERT INTO {target.harness.table} (id, c) VALUES (1, 1)")
+    return target, shape_of([new for _, new in pairs])
+
+
+def assert_told(said: str, pairs: Pairs) -> None:
+    for n, (old, new) in enumerate(pairs):
+        assert f"column v{n} was {old} and is {new} now" in said
+
+
+def test_widened_columns_are_widened_in_the_target(
+    database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether Postgres writes the table anew is seen by its file; what we hold slow is that."""
-    shapes = [columns(f"id integer, v {kind}, c bigint") for kind in (old, new)]
-    shapes = [
-        replace(
-            one, columns=(one.columns[0], replace(one.columns[1], target_type=kind), one.columns[2])
-        )
-        for one, kind in zip(shapes, (old, new), strict=True)
-    ]
-    target = Target(PostgresHarness(database, shapes[0]))
-    table = target.harness.table
-    value = {"date": "2026-01-01", "timestamp": "2026-01-01 00:00:00+00"}.get(
-        old.split("(")[0], "1"
-    )
-    database.execute(f"INSERT INTO {table} VALUES (1, '{value}', 1)")
-    filenode = target.filenode()
     monkeypatch.setattr(drift, "SMALL_BYTES", -1)
-    if rewrites:
-        said = target.refused(shapes[1], EVOLVE)
-        assert "while nobody can read it" in said
-        assert f'ALTER COLUMN "v" TYPE {new}' in said
-        monkeypatch.setattr(drift, "SMALL_BYTES", 16 * 1024 * 1024)
-    assert f"column v was {old} and is {new} now" in target.refused(shapes[1], FREEZE)
-    notes = target.prepare(shapes[1])
-    assert notes == (f"column v becomes {new} in {table}",)
-    assert target.columns()["v"] == (new, False)
-    assert (target.filenode() != filenode) == rewrites
-    assert target.prepare(shapes[1]) == ()
+    target, wider = changing(database, IN_PLACE)
+    filenode = target.filenode()
+    assert_told(target.refused(wider, FREEZE), IN_PLACE)
+    notes = [f"column v{n} becomes {new} in" for n, (_, new) in enumerate(IN_PLACE)]
+    assert [note.rpartition(" ")[0] for note in target.prepare(wider)] == notes
+    for n, (_, new) in enumerate(IN_PLACE):
+        assert target.columns()[f"v{n}"] == (new, False)
+    assert target.filenode() == filenode
+    assert target.prepare(wider) == ()
+
+    target, wider = changing(database, WRITTEN_ANEW)
+    said = target.refused(wider, EVOLVE)
+    assert SLOW in said
+    for n, (_, new) in enumerate(WRITTEN_ANEW):
+        assert f'ALTER COLUMN "v{n}" TYPE {new}' in said
+    assert_told(target.refused(wider, FREEZE), WRITTEN_ANEW)
+    monkeypatch.setattr(drift, "SMALL_BYTES", 16 * 1024 * 1024)
+    kinds = [old for old, _ in WRITTEN_ANEW]
+    for n, (_, new) in enumerate(WRITTEN_ANEW):
+        filenode = target.filenode()
+        kinds[n] = new
+        note = f"column v{n} becomes {new} in {target.harness.table}"
+        assert target.prepare(shape_of(kinds)) == (note,)
+        assert target.columns()[f"v{n}"] == (new, False)
+        assert target.filenode() != filenode, new
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "ALTER TABLE {} ADD CHECK (name <> 'no')",
-        "CREATE INDEX ON {} (id) WHERE name <> 'no'",
-        "CREATE INDEX ON {} (lower(name))",
-    ],
-)
 def test_widening_that_examines_every_row_counts_as_slow(
-    database: Database, statement: str, monkeypatch: pytest.MonkeyPatch
+    database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shape = columns("id integer, name character varying(9), c bigint")
-    target = loaded(database, shape, (1, "a", 1))
-    database.execute(statement.format(target.harness.table))
+    target = loaded(database, one_column("character varying(9)"), (1, "a", 1))
     monkeypatch.setattr(drift, "SMALL_BYTES", 0)
-    wider = columns("id integer, name text, c bigint")
-    assert "while nobody can read it" in target.refused(wider, EVOLVE)
+    table, wider = target.harness.table, one_column("text")
+    for harm, end in (
+        (f"ALTER TABLE {table} ADD CONSTRAINT no CHECK (v <> 'no')", "DROP CONSTRAINT no"),
+        (f"CREATE INDEX partly ON {table} (id) WHERE v <> 'no'", "partly"),
+        (f"CREATE INDEX lowered ON {table} (lower(v))", "lowered"),
+    ):
+        database.execute(harm)
+        assert SLOW in target.refused(wider, EVOLVE)
+        drop = f"ALTER TABLE {table} {end}" if " " in end else f"DROP INDEX raw.{end}"
+        database.execute(drop)
+    assert target.prepare(wider) != ()
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
+def test_an_incompatible_type_is_refused_with_a_way_out(database: Database) -> None:
+    pairs = [
         ("text", "integer"),
         ("integer", "text"),
         ("bigint", "double precision"),
         ("integer", "real"),
         ("numeric(10,2)", "numeric(10,4)"),
         ("text", "jsonb"),
-    ],
-)
-@pytest.mark.parametrize("rules", [EVOLVE, FREEZE])
-def test_an_incompatible_type_is_refused_with_both_types_and_a_way_out(
-    database: Database, old: str, new: str, rules: Rules
-) -> None:
-    target = Target(PostgresHarness(database, columns(f"id integer, v {old}, c bigint")))
-    said = target.refused(columns(f"id integer, v {new}, c bigint"), rules)
-    assert f"column v was {old} and is {new} now" in said
-    assert f'ALTER COLUMN "v" TYPE {new} USING "v"::{new}' in said
-    assert "exclude_columns" in said
-
-
-MOMENT, NO_ZONE = "timestamp with time zone", "timestamp without time zone"
+    ]
+    target, after = changing(database, pairs)
+    for rules in (EVOLVE, FREEZE):
+        said = target.refused(after, rules)
+        assert_told(said, pairs)
+        for n, (_, new) in enumerate(pairs):
+            assert f'ALTER COLUMN "v{n}" TYPE {new} USING "v{n}"::{new}' in said
+        assert "exclude_columns" in said
 
 
 def test_a_zone_that_nobody_declared_is_not_assumed(database: Database) -> None:
     """Whether the column changed since the last load, or the target was made otherwise."""
-    for old, new, using in [
-        (NO_ZONE, MOMENT, f"(\"v\" AT TIME ZONE '…')::{MOMENT}"),
-        ("date", MOMENT, f"(\"v\"::timestamp AT TIME ZONE '…')::{MOMENT}"),
-        (MOMENT, NO_ZONE, f"(\"v\" AT TIME ZONE '…')::{NO_ZONE}"),
-        (f"timestamp(3){MOMENT[9:]}", NO_ZONE, f"(\"v\" AT TIME ZONE '…')::{NO_ZONE}"),
-        (MOMENT, "date", "(\"v\" AT TIME ZONE '…')::date"),
-        (f"time{MOMENT[9:]}", f"time{NO_ZONE[9:]}", f"(\"v\" AT TIME ZONE '…')::time{NO_ZONE[9:]}"),
-    ]:
-        before, after = (columns(f"id integer, v {kind}, c bigint") for kind in (old, new))
-        target = Target(PostgresHarness(database, before))
-        for rules in (EVOLVE, FREEZE):
-            said = target.refused(after, rules)
-            assert f"column v was {old} and is {new} now" in said
-            assert f'ALTER COLUMN "v" TYPE {new} USING {using}' in said
-        target.record(after)
-        said = target.refused(after, EVOLVE)
-        assert f"its column v is {old}, the rows have {new}, and no time zone is declared" in said
-        assert f'ALTER COLUMN "v" TYPE {new} USING {using}' in said
+    moment, no_zone = "timestamp with time zone", "timestamp without time zone"
+    pairs = [
+        (no_zone, moment),
+        ("date", moment),
+        (moment, no_zone),
+        ("timestamp(3) with time zone", no_zone),
+        (moment, "date"),
+        ("time with time zone", "time without time zone"),
+    ]
+    target, after = changing(database, pairs)
+
+    def assert_asked(said: str) -> None:
+        for n, (old, new) in enumerate(pairs):
+            value = f'"v{n}"::timestamp' if old == "date" else f'"v{n}"'
+            using = f"({value} AT TIME ZONE '…')::{new}"
+            assert f'ALTER COLUMN "v{n}" TYPE {new} USING {using}' in said
+
+    for rules in (EVOLVE, FREEZE):
+        said = target.refused(after, rules)
+        assert_told(said, pairs)
+        assert_asked(said)
+    target.record(after)
+    said = target.refused(after, EVOLVE)
+    assert_asked(said)
+    for n, (old, new) in enumerate(pairs):
+        assert f"its column v{n} is {old}, the rows have {new}, and no time zone" in said
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
+def test_a_narrowed_column_loads_into_the_wider_one(database: Database) -> None:
+    pairs = [
         ("bigint", "integer"),
         ("text", "character varying(10)"),
         ("numeric(12,2)", "numeric(10,2)"),
         ("double precision", "real"),
-    ],
-)
-@pytest.mark.parametrize("rules", [EVOLVE, FREEZE])
-def test_a_narrowed_column_loads_into_the_wider_one(
-    database: Database, old: str, new: str, rules: Rules
-) -> None:
-    target = Target(PostgresHarness(database, columns(f"id integer, v {old}, c bigint")))
-    assert target.prepare(columns(f"id integer, v {new}, c bigint"), rules) == ()
-    assert target.columns()["v"] == (old, False)
+    ]
+    target, narrower = changing(database, pairs)
+    before = target.columns()
+    for rules in (EVOLVE, FREEZE):
+        assert target.prepare(narrower, rules) == ()
+        assert target.columns() == before
 
 
-def test_a_change_beside_an_incompatible_one_is_not_made_alone(target: Target) -> None:
+def test_a_change_that_would_not_help_is_not_made(database: Database) -> None:
+    target = loaded(database, columns(BEFORE), (1, "a", 1, 1))
+    # Beside one that is incompatible,
     said = target.refused(columns("id integer, name text, n text, c bigint, x integer"), EVOLVE)
     assert "column n was integer and is text now" in said
-
-
-def test_a_target_that_cannot_take_the_rows_anyway_is_not_changed_first(target: Target) -> None:
+    # or where the target cannot take the rows anyway.
     name = target.harness.destination.relation.name
-    target.harness.database.execute(f"ALTER TABLE raw.{name} DROP CONSTRAINT {name}_pkey")
+    database.execute(f"ALTER TABLE raw.{name} DROP CONSTRAINT {name}_pkey")
     assert "it has no unique index" in target.refused(columns(BEFORE + ", x integer"), EVOLVE)
 
 
 def test_a_type_that_the_values_do_not_fit_is_changed_without_them(database: Database) -> None:
-    target = loaded(database, columns("id integer, n text, c bigint"), (1, "x", 1))
-    shape = columns("id integer, n integer, c bigint")
+    target = loaded(database, one_column("text"), (1, "x", 1))
+    shape = one_column("integer")
     said = target.refused(shape, EVOLVE)
     assert "USING NULL" in said
     database.execute(said[said.index("ALTER TABLE") :].partition(" (or")[0])
     target.load(shape, (1, 7, 2))
-    assert target.rows("id, n") == [(1, 7)]
+    assert target.rows("id, v") == [(1, 7)]

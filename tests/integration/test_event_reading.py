@@ -111,10 +111,10 @@ def test_a_payload_is_what_jsonb_takes_and_values_are_what_their_columns_take(
     database: Database,
 ) -> None:
     rng, reader = random.Random(3), EventReader(MODEL, LIMITS)
-    events = [body(rng) for _ in range(6_000)]
+    events = [body(rng) for _ in range(3_000)]
     found = [reader.read(RawEvent(uuid4(), one, RECEIVED)) for one in events]
     good = [(text, one) for text, one in zip(events, found, strict=True) if one.error is None]
-    assert len(good) > 2_000
+    assert len(good) > 1_000
     assert len({one.error for one in found}) > 20
     assert not [one for one in found if (one.error or "").startswith("could not be read")]
     with database.connect() as connection:
@@ -125,7 +125,7 @@ def test_a_payload_is_what_jsonb_takes_and_values_are_what_their_columns_take(
         for (text, one), (is_taken,) in zip(good, judged, strict=True):
             assert one.payload in (None, text)
             assert (one.payload is not None) == is_taken, text[:300]
-        assert sum(one.payload is None for _, one in good) > 50
+        assert sum(one.payload is None for _, one in good) > 25
 
         connection.execute(
             "CREATE TABLE facts (place bigint, at timestamptz, t text, n numeric, p numeric(12,3),"

@@ -7,24 +7,17 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
 
-from conftest import MakeDatabase
-from integration.commands import DONE, tidegate
-from integration.conftest import Database
-from tidegate.insight.scaffold import plan_project, write_project
+from integration.conftest import MakePlace, Place
+from integration.raw_events import event_place, run_phases
 from tidegate.pipeline.event_intake import copy_in
-from tidegate.pipeline.event_process import process
-from tidegate.pipeline.event_provision import provision
-from tidegate.pipeline.event_refresh import refresh
-from tidegate.pipeline.events import Events, find_events
+from tidegate.pipeline.events import find_events
 from tidegate.project import Project
 
 WEEK = timedelta(weeks=1)
@@ -37,86 +30,14 @@ FUNNELS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Star:
-    """A project made from the template, and its warehouse."""
-
-    folder: Path
-    project: Project
-    events: Events
-    database: Database
-
-    def work(self) -> None:
-        """The three phases, here."""
-        context = self.project.context
-        with self.project.connect("warehouse") as connection:
-            provision(context, self.events, connection)
-            process(
-                context,
-                self.events,
-                attempt_id="f" * 32,
-                budget_seconds=120,
-                check_alive=lambda: None,
-                provision=lambda months: None,
-            )
-            for end in refresh(context, self.events, connection, check_alive=lambda: None):
-                assert end.error is None, end
-
-    def rows(self, columns: str, view: str, order: str) -> list[tuple[Any, ...]]:
-        return self.database.execute(f"SELECT {columns} FROM analytics.{view} ORDER BY {order}")
+def work(project: Project) -> None:
+    """The three phases, here."""
+    for end in run_phases(project)[1]:
+        assert end.error is None, end
 
 
-@pytest.fixture
-def star(tmp_path: Path, make_database: MakeDatabase) -> Iterator[Star]:
-    folder = tmp_path / "shop"
-    write_project(plan_project(folder, "shop", None, "events"))
-    database = Database(make_database("warehouse"))
-    toml = folder / "tidegate.toml"
-    text = toml.read_text()
-    text = text.replace('"embedded:warehouse"', json.dumps(database.conninfo))
-    text = text.replace('"embedded"', json.dumps(make_database("control")))
-    toml.write_text(text)
-    with Project.open(folder, **{"events.spark_from": 1_000_000}) as project:
-        yield Star(folder, project, find_events(project.context), database)
-
-
-def command(star: Star, *arguments: str) -> Any:
-    done = tidegate(star.folder, *arguments, "--json")
-    assert done.code == DONE, done.said
-    return done.document
-
-
-def test_what_comes_out_is_what_the_generator_counted(star: Star) -> None:
-    arguments = ("--count", "4000", "--seed", "11", "--duplicates", "0.1", "--malformed", "0.05")
-    file = star.folder / "totals.json"
-    totals = command(star, "event", "generate", *arguments, "--late", "0.02", "--totals", str(file))
-    assert json.loads(file.read_text()) == totals
-    assert totals["added"] == totals["events"] == 4_000
-    assert totals["facts"] + totals["duplicates"] + totals["failed"] == 4_000
-    assert min(totals["duplicates"], totals["failed"], len(totals["months"])) > 4
-
-    star.work()
-    found = dict(star.database.execute("SELECT status, count(*) FROM raw_events GROUP BY 1"))
-    assert found == {"failed": totals["failed"], "done": 4_000 - totals["failed"]}
-    assert not star.database.execute(
-        "SELECT 1 FROM raw_events WHERE (error IS NULL) <> (status = 'done')"
-    )
-    one = "SELECT count(*), sum(amount)::text FROM warehouse.fact_events"
-    assert star.database.execute(one) == [(totals["facts"], totals["sums"]["amount"])]
-    months = "SELECT to_char(occurred_at AT TIME ZONE 'UTC', 'YYYY-MM'), count(*) "
-    months += "FROM warehouse.fact_events GROUP BY 1"
-    assert dict(star.database.execute(months)) == totals["months"]
-    for name, rows in totals["dimensions"].items():
-        assert star.database.value(f"SELECT count(*) FROM warehouse.dim_{name}") == rows, name
-    by_type = "SELECT event_type, count(*) FROM warehouse.fact_events GROUP BY 1"
-    assert dict(star.database.execute(by_type)) == totals["facts_of"]["event_types"]
-    net = "SELECT currency, sum(net)::text FROM analytics.mv_revenue_summary GROUP BY 1"
-    assert dict(star.database.execute(net)) == totals["net_revenue"]
-    odd = "SELECT count(*) FROM raw_events WHERE status = 'done' AND payload IS NULL"
-    assert 0 < star.database.value(odd) < 40
-
-    again = command(star, "event", "generate", *arguments, "--late", "0.02")
-    assert again == {**totals, "added": 0}
+def rows(place: Place, columns: str, view: str, order: str) -> list[tuple[Any, ...]]:
+    return place.target.execute(f"SELECT {columns} FROM analytics.{view} ORDER BY {order}")
 
 
 # Some of all that can happen: ties, steps in the wrong order and outside of the window, users in
@@ -149,53 +70,41 @@ def made_up(rng: random.Random, count: int, users: int) -> list[dict[str, Any]]:
     return events
 
 
-def test_the_views_are_what_plain_python_makes_of_the_events(star: Star) -> None:
+def test_the_views_are_what_plain_python_makes_of_the_events(make_place: MakePlace) -> None:
+    place = event_place(make_place, made=False, more={"spark_from": 1_000_000})
     rng = random.Random(5)
     events: list[dict[str, Any]] = []
-    for users, count in ((2, 100), (40, 500), (300, 4_000)):
-        more = made_up(rng, count, users)
-        events += more
-        with star.project.connect("warehouse") as connection:
-            provision(star.project.context, star.events, connection)
+    with place.open() as project:
+        work(project)
+        # Without facts every view can be made and read.
+        assert len(rows(place, "*", "mv_conversion_funnels", "1")) == 7
+        for name in ("mv_retention_cohorts", "mv_revenue_summary", "mv_experiment_results"):
+            assert rows(place, "*", name, "1") == []
+
+        for users, count in ((40, 400), (200, 1_500)):
+            more = made_up(rng, count, users)
+            events += more
             bodies = ((UUID(one["event_id"]), json.dumps(one), None) for one in more)
-            assert copy_in(connection, star.events.raw, bodies) == len(more)
-        star.work()
-        assert star.database.value("SELECT count(*) FROM warehouse.fact_events") == len(events)
-        assert star.rows(
-            "funnel, step, users, of_previous, of_first", "mv_conversion_funnels", "1, 2"
-        ) == list(funnels(events))
-        assert star.rows("*", "mv_retention_cohorts", "1") == list(cohorts(events))
-        assert star.rows("*", "mv_revenue_summary", "1, 2, 3") == list(revenue(events))
-        assert star.rows("*", "mv_experiment_results", "1, 2") == list(experiments(events))
-    reached = star.rows("users", "mv_conversion_funnels", "funnel, step")
-    assert len({row[0] for row in reached}) > 4, "the funnels narrow"
+            with project.connect("warehouse") as connection:
+                raw = find_events(project.context).raw
+                assert copy_in(connection, raw, bodies) == len(more)
+            work(project)
+            facts = "SELECT count(*) FROM warehouse.fact_events"
+            assert place.target.value(facts) == len(events)
+            steps = "funnel, step, users, of_previous, of_first"
+            assert rows(place, steps, "mv_conversion_funnels", "1, 2") == list(funnels(events))
+            assert rows(place, "*", "mv_retention_cohorts", "1") == list(cohorts(events))
+            assert rows(place, "*", "mv_revenue_summary", "1, 2, 3") == list(revenue(events))
+            assert rows(place, "*", "mv_experiment_results", "1, 2") == list(experiments(events))
+        reached = rows(place, "users", "mv_conversion_funnels", "funnel, step")
+        assert len({row[0] for row in reached}) > 4, "the funnels narrow"
 
-
-def test_a_view_is_the_same_in_any_time_zone(star: Star) -> None:
-    events = made_up(random.Random(9), 300, 20)
-    with star.project.connect("warehouse") as connection:
-        provision(star.project.context, star.events, connection)
-        bodies = ((UUID(one["event_id"]), json.dumps(one), None) for one in events)
-        copy_in(connection, star.events.raw, bodies)
-    star.work()
-    for view in star.events.model.views:
-        elsewhere = star.database.execute(
-            f"ALTER DATABASE {star.database.value('SELECT quote_ident(current_database())')} "
-            "SET TimeZone = 'Pacific/Auckland'",
-        )
-        assert elsewhere == []
-        with star.database.connect() as connection:
-            assert connection.execute("SHOW TimeZone").fetchone() == ("Pacific/Auckland",)
-            fresh = set(connection.execute(view.query).fetchall())  # type: ignore[call-overload]
-            kept = connection.execute(f"SELECT * FROM {view.name}")  # type: ignore[call-overload]
-            assert fresh == set(kept.fetchall())
-
-
-def test_without_facts_every_view_can_be_made_and_read(star: Star) -> None:
-    star.work()
-    assert len(star.rows("*", "mv_conversion_funnels", "1")) == 7
-    for name in ("mv_retention_cohorts", "mv_revenue_summary", "mv_experiment_results"):
-        assert star.rows("*", name, "1") == []
+        # A view is the same in any time zone.
+        with place.target.connect(options="-c TimeZone=Pacific/Auckland") as elsewhere:
+            for view in find_events(project.context).model.views:
+                fresh = elsewhere.execute(view.query)
+                kept = elsewhere.execute(f"SELECT * FROM {view.name}")
+                assert set(fresh.fetchall()) == set(kept.fetchall()), view.name
 
 
 def moment(event: dict[str, Any]) -> datetime:

@@ -16,7 +16,7 @@ from integration.conftest import Database
 from tidegate.model.cursor import CursorType, Guarantee
 from tidegate.model.relation import Relation
 from tidegate.postgres.catalog import describe_table
-from tidegate.postgres.connect import connect
+from tidegate.postgres.connect import Connection, connect, own_path
 from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.sources import horizon
 from tidegate.sources.exactness import RULES, Facts, Sight, assigned, judge
@@ -24,28 +24,40 @@ from tidegate.sources.horizon import CursorColumn, Seen, find_oldest
 
 
 @pytest.fixture(scope="module")
-def place(server: EmbeddedServer, kept_databases: Databases) -> Iterator[Database]:
+def session(server: EmbeddedServer, kept_databases: Databases) -> Iterator[Connection]:
     name = kept_databases.make("exactness")
-    yield Database(server.conninfo(name))
+    with connect(server.conninfo(name), name="the source") as opened:
+        yield opened
     kept_databases.give_back(name)
 
 
 @pytest.fixture
-def empty(place: Database) -> Database:
-    place.execute("DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
-    return place
+def empty(session: Connection) -> Iterator[Connection]:
+    """A session whose test leaves nothing behind."""
+    with session.transaction(force_rollback=True):
+        yield session
 
 
-def facts(database: Database, timezone: str | None = "UTC") -> Facts:
+def run(session: Connection, *statements: str) -> None:
+    with own_path(session):
+        for statement in statements:
+            session.execute(statement.encode())
+
+
+def facts(session: Connection, timezone: str | None = "UTC") -> Facts:
     """What the catalog shows of column c of public.orders."""
-    with connect(database.conninfo, name="the source") as session:
-        table = describe_table(session, Relation("public", "orders"))
-        assert table is not None
-        column = table.column("c")
-        assert column is not None
-        kind = CursorType.of(column.wire)
-        assert kind is not None
-        return CursorColumn(table, "c", kind, 60.0, timezone).facts(session)
+    table = describe_table(session, Relation("public", "orders"))
+    assert table is not None
+    column = table.column("c")
+    assert column is not None
+    kind = CursorType.of(column.wire)
+    assert kind is not None
+    return CursorColumn(table, "c", kind, 60.0, timezone).facts(session)
+
+
+def facts_in(database: Database) -> Facts:
+    with connect(database.conninfo, name="the source") as opened:
+        return facts(opened)
 
 
 def failing(found: Facts) -> list[str]:
@@ -204,8 +216,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.fails or 'exact'} {case.make[-1]}")
-def test_the_catalog_shows_what_does_not_hold(empty: Database, case: Case) -> None:
-    empty.execute(*case.make)
+def test_the_catalog_shows_what_does_not_hold(empty: Connection, case: Case) -> None:
+    run(empty, *case.make)
     found = facts(empty)
     assert tuple(failing(found)) == case.fails
     guarantee, because = judge(found)
@@ -214,48 +226,43 @@ def test_the_catalog_shows_what_does_not_hold(empty: Database, case: Case) -> No
         assert "lookback" in because
 
 
-def test_a_value_is_read_in_the_zone_in_which_it_is_stamped(empty: Database) -> None:
-    empty.execute(orders(f"timestamp {UTC_DEFAULT}"))
+def test_a_value_is_read_in_the_zone_in_which_it_is_stamped(empty: Connection) -> None:
+    run(empty, orders(f"timestamp {UTC_DEFAULT}"))
     assert failing(facts(empty, "Europe/Berlin")) == ["other zone"]
     assert "stamped in UTC and read as Europe/Berlin" in judge(facts(empty, "Europe/Berlin"))[1]
-    empty.execute(
-        "DROP TABLE orders", orders("timestamp DEFAULT (now() AT TIME ZONE 'Asia/Tokyo')")
-    )
+    run(empty, "DROP TABLE orders", orders("timestamp DEFAULT (now() AT TIME ZONE 'Asia/Tokyo')"))
     assert "may set its clocks back" in judge(facts(empty, "Asia/Tokyo"))[1]
 
 
-@pytest.mark.parametrize("kind", ["timestamptz DEFAULT now()", "xid8 DEFAULT pg_current_xact_id()"])
 def test_a_table_that_a_subscription_fills_is_not_exact(
-    make_database: MakeDatabase, server: EmbeddedServer, kind: str
+    make_database: MakeDatabase, server: EmbeddedServer
 ) -> None:
     publisher, subscriber = Database(make_database()), Database(make_database())
-    publisher.execute(
-        f"CREATE TABLE orders (id int PRIMARY KEY, c {kind})",
-        "CREATE PUBLICATION p FOR TABLE orders",
-    )
-    subscriber.execute(
-        f"CREATE TABLE orders (id int PRIMARY KEY, c {kind})", "CREATE TABLE other (id int)"
-    )
-    assert failing(facts(subscriber)) == []
+    table = "CREATE TABLE orders (id int PRIMARY KEY, c {})"
+    publisher.execute(table.format("xid8"), "CREATE PUBLICATION p FOR TABLE orders")
     address = make_conninfo(publisher.conninfo, password=server.password())
-    subscriber.execute(
-        sql.SQL(
-            "CREATE SUBSCRIPTION sub CONNECTION {} PUBLICATION p"
-            " WITH (create_slot = false, slot_name = NONE, enabled = false, copy_data = false)"
-        ).format(sql.Literal(address))
-    )
-    try:
-        found = facts(subscriber)
-        assert failing(found) == ["subscription"]
-        assert judge(found)[1].startswith("subscription sub brings rows")
-        # The rows of a view on it are filled by it as well.
-        subscriber.execute(
-            "ALTER TABLE orders RENAME TO filled", "CREATE VIEW orders AS SELECT * FROM filled"
-        )
-        assert failing(facts(subscriber)) == ["subscription", "derived"]
-    finally:
-        subscriber.execute("DROP SUBSCRIPTION sub")
-    assert failing(facts(subscriber)) == ["derived"]
+    subscribe = sql.SQL(
+        "CREATE SUBSCRIPTION sub CONNECTION {} PUBLICATION p"
+        " WITH (create_slot = false, slot_name = NONE, enabled = false, copy_data = false)"
+    ).format(sql.Literal(address))
+    for kind in ("timestamptz DEFAULT now()", "xid8 DEFAULT pg_current_xact_id()"):
+        subscriber.execute(table.format(kind))
+        assert failing(facts_in(subscriber)) == []
+        subscriber.execute(subscribe)
+        try:
+            found = facts_in(subscriber)
+            assert failing(found) == ["subscription"]
+            assert judge(found)[1].startswith("subscription sub brings rows")
+            # The rows of a view on it are filled by it as well.
+            subscriber.execute(
+                "ALTER TABLE orders RENAME TO filled", "CREATE VIEW orders AS SELECT * FROM filled"
+            )
+            assert failing(facts_in(subscriber)) == ["subscription", "derived"]
+        finally:
+            subscriber.execute("DROP SUBSCRIPTION sub")
+        assert failing(facts_in(subscriber)) == ["derived"]
+        subscriber.execute("DROP VIEW orders", "DROP TABLE filled")
+    publisher.execute("DROP PUBLICATION p")
 
 
 @pytest.mark.parametrize(
@@ -268,16 +275,16 @@ def test_a_table_that_a_subscription_fills_is_not_exact(
     ],
 )
 def test_what_the_session_does_not_see_is_settled_unless_ids_are_compared(
-    empty: Database, sight: Sight, fails: list[str]
+    empty: Connection, sight: Sight, fails: list[str]
 ) -> None:
     """That it sees so much is tested with real roles and standbys beside the horizon."""
-    empty.execute(orders("timestamptz DEFAULT now()"))
+    run(empty, orders("timestamptz DEFAULT now()"))
     by_time = Facts(CursorType.TIMESTAMPTZ, sight=sight, stampers=facts(empty).stampers)
     assert failing(by_time) == fails
     assert judge(by_time)[0] is (Guarantee.SETTLED if fails else Guarantee.EXACT)
     unstamped = Facts(CursorType.TIMESTAMPTZ, sight=sight)
     assert judge(unstamped)[0] is Guarantee.BOUNDED
-    empty.execute("DROP TABLE orders", orders("xid8 DEFAULT pg_current_xact_id()"))
+    run(empty, "DROP TABLE orders", orders("xid8 DEFAULT pg_current_xact_id()"))
     assert failing(Facts(CursorType.XID8, sight=sight, stampers=facts(empty).stampers)) == []
 
 
@@ -307,9 +314,9 @@ def test_every_rule_is_tested() -> None:
     ],
 )
 def test_it_is_said_whether_updates_are_stamped(
-    empty: Database, make: tuple[str, ...], words: str
+    empty: Connection, make: tuple[str, ...], words: str
 ) -> None:
-    empty.execute(*make)
+    run(empty, *make)
     assert words in judge(facts(empty))[1]
     assert judge(facts(empty))[0] is Guarantee.EXACT
 

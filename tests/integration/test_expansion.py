@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from integration.conftest import MakePlace, MakeProject, Place
 from integration.groups import SHOP, STAMPED, expand, left_out, record
+from integration.orders import places
 from tidegate.errors import (
     ConnectionFailed,
     DeclarationError,
+    SettingsError,
     TargetGone,
     UsageError,
 )
@@ -23,23 +26,48 @@ from tidegate.pipeline.changed import refuse_changed
 from tidegate.pipeline.declaration import resolve_source
 from tidegate.project import Project
 
+__all__ = ["places"]
 
-def test_every_table_gets_the_key_cursor_and_mode_that_its_catalog_entry_speaks_for(
-    make_place: Any,
-) -> None:
-    place = make_place(SHOP)
-    place.source.execute(
-        f"CREATE TABLE stamped ({STAMPED})",
-        "CREATE TABLE composite (a int, b int, changed_at timestamptz NOT NULL,"
-        " PRIMARY KEY (b, a))",
-        "CREATE TABLE by_index (code text NOT NULL UNIQUE, maybe int UNIQUE,"
-        " updated_at timestamptz NOT NULL)",
-        "CREATE TABLE nullable (id int PRIMARY KEY, updated_at timestamptz)",
-        "CREATE TABLE unstamped (id int PRIMARY KEY)",
-        "CREATE TABLE created_only (id bigserial PRIMARY KEY, created_at timestamptz NOT NULL)",
-        "CREATE TABLE keyless (a int, updated_at timestamptz NOT NULL)",
-        "CREATE TABLE nothing (a int)",
-        "CREATE TABLE epoch (id int PRIMARY KEY, updated_at bigint NOT NULL)",
+
+@pytest.fixture(scope="module")
+def scene(places: MakePlace) -> Place:
+    """One database, in which each test has a schema of its own."""
+    return places()
+
+
+def group(schema: str, **others: Any) -> dict[str, Any]:
+    return {**SHOP, "source": f"shop:{schema}.*", **others}
+
+
+def create(place: Place, schema: str, *tables: str, **columns: str) -> None:
+    """A schema with tables: those named are stamped, those with columns have these."""
+    place.source.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
+    for name in tables:
+        place.source.execute(f"CREATE TABLE {schema}.{name} ({STAMPED})")
+    for name, text in columns.items():
+        place.source.execute(f"CREATE TABLE {schema}.{name} ({text})")
+
+
+def connect_also(place: Place, name: str, conninfo: str) -> None:
+    file = place.folder / "tidegate.toml"
+    line = f"[connections]\n{name} = {json.dumps(conninfo)}\n"
+    file.write_text(file.read_text().replace("[connections]\n", line))
+
+
+def test_every_table_gets_a_key_cursor_and_mode(places: MakePlace, scene: Place) -> None:
+    place = places(group("chosen"), beside=scene)
+    create(
+        place,
+        "chosen",
+        "stamped",
+        composite="a int, b int, changed_at timestamptz NOT NULL, PRIMARY KEY (b, a)",
+        by_index="code text NOT NULL UNIQUE, maybe int UNIQUE, updated_at timestamptz NOT NULL",
+        nullable="id int PRIMARY KEY, updated_at timestamptz",
+        unstamped="id int PRIMARY KEY",
+        created_only="id bigserial PRIMARY KEY, created_at timestamptz NOT NULL",
+        keyless="a int, updated_at timestamptz NOT NULL",
+        nothing="a int",
+        epoch="id int PRIMARY KEY, updated_at bigint NOT NULL",
     )
     found = {
         name.removeprefix("shop."): (sync.mode, sync.key, sync.cursor, sync.null_cursor)
@@ -63,15 +91,16 @@ def test_every_table_gets_the_key_cursor_and_mode_that_its_catalog_entry_speaks_
             assert resolve_source(session, sync).key == sync.key
 
 
-def test_names_are_exact_whatever_they_hold(make_place: Any) -> None:
-    place = make_place(SHOP)
+def test_names_are_exact_whatever_they_hold(places: MakePlace, scene: Place) -> None:
+    place = places(group("odd"), beside=scene)
     odd = ["My Table", "v1.orders", 'say "hi"', "größe", "50%_off", "{schema}", "a*b", "x" * 63]
+    place.source.execute("CREATE SCHEMA odd")
     for name in odd:
         quoted = name.replace('"', '""')
-        place.source.execute(f'CREATE TABLE "{quoted}" (id int PRIMARY KEY)')
+        place.source.execute(f'CREATE TABLE odd."{quoted}" (id int PRIMARY KEY)')
     found = expand(place)
     assert {sync.target.relation for sync in found.values()} == {Relation("raw", n) for n in odd}
-    assert {sync.source.relation for sync in found.values()} == {Relation("public", n) for n in odd}
+    assert {sync.source.relation for sync in found.values()} == {Relation("odd", n) for n in odd}
     assert {"shop.My Table", 'shop."v1.orders"', 'shop."say ""hi"""', "shop.a*b"} <= found.keys()
     # A shell eats the quotes.
     assert expand(place, "shop.v1.orders").keys() == {'shop."v1.orders"'}
@@ -79,117 +108,99 @@ def test_names_are_exact_whatever_they_hold(make_place: Any) -> None:
         assert expand(place, name) == {name: sync}
         with place.source.connect() as session:
             resolve_source(session, sync)
-
-
-def test_a_target_that_grows_too_long_is_refused_and_the_others_are_not(make_place: Any) -> None:
-    place = make_place({**SHOP, "target": "warehouse:raw.{table}_copy"})
-    place.source.execute(
-        f"CREATE TABLE {'x' * 60} (id int PRIMARY KEY)", "CREATE TABLE short (id int PRIMARY KEY)"
-    )
+    # A target that grows too long is refused, and the others are not.
+    place = places(group("odd", target="warehouse:raw.{table}_copy"), beside=scene)
     found = expand(place)
     with place.source.connect() as session:
-        resolve_source(session, found["shop.short"])
+        resolve_source(session, found["shop.größe"])
         with pytest.raises(DeclarationError, match="longer than 63 bytes"):
-            resolve_source(session, found[f"shop.{'x' * 60}"])
+            resolve_source(session, found[f"shop.{'x' * 63}"])
 
 
-def test_what_is_not_a_table_of_its_own_is_left_out_with_the_reason(make_place: Any) -> None:
-    place = make_place({**SHOP, "exclude": ["tmp_*", "public.secret"]})
+def test_what_is_no_table_of_its_own_is_left_out(places: MakePlace, scene: Place) -> None:
+    place = places(group("mixed", exclude=["tmp_*", "mixed.secret"]), beside=scene)
+    create(place, "mixed", "orders", tmp_1="a int", secret="a int")
+    create(place, "other", "elsewhere")
     place.source.execute(
-        f"CREATE TABLE orders ({STAMPED})",
+        "SET search_path = mixed",
         "CREATE TABLE events (id int, at date, PRIMARY KEY (id, at)) PARTITION BY RANGE (at)",
         "CREATE TABLE events_old PARTITION OF events DEFAULT",
         "CREATE VIEW v AS SELECT * FROM orders",
         "CREATE MATERIALIZED VIEW m AS SELECT * FROM orders",
-        "CREATE TABLE tmp_1 (a int)",
-        "CREATE TABLE secret (a int)",
-        "CREATE SCHEMA other",
-        "CREATE TABLE other.elsewhere (id int)",
         'CREATE TABLE "a\nb" (a int)',
     )
     assert expand(place).keys() == {"shop.orders", "shop.events"}
     found = left_out(place)
     assert found.keys() == {
-        "public.events_old",
-        "public.v",
-        "public.m",
-        "public.tmp_1",
-        "public.secret",
-        'public."a\nb"',
+        f"mixed.{name}" for name in ("events_old", "v", "m", "tmp_1", "secret", '"a\nb"')
     }
-    assert "a partition" in found["public.events_old"]
-    assert found["public.v"].startswith("a view")
-    assert found["public.m"].startswith("a materialized view")
-    assert found["public.tmp_1"] == 'exclude = "tmp_*"'
+    assert "a partition" in found["mixed.events_old"]
+    assert found["mixed.v"].startswith("a view")
+    assert found["mixed.m"].startswith("a materialized view")
+    assert found["mixed.tmp_1"] == 'exclude = "tmp_*"'
     with pytest.raises(UsageError, match=r"left out \(a partition") as raised:
         expand(place, "shop.events_old")
     assert "shop.events" in str(raised.value.hint)
 
 
-def test_tables_that_the_role_may_not_read_are_left_out(make_place: Any) -> None:
-    place = make_place(SHOP)
+def test_tables_that_the_role_may_not_read_are_left_out(places: MakePlace, scene: Place) -> None:
+    place = places({**SHOP, "source": "read:hidden.*"}, beside=scene)
+    create(place, "hidden", "orders", "salaries")
     role = f"reader_{uuid.uuid4().hex[:8]}"
     place.source.execute(
-        f"CREATE TABLE orders ({STAMPED})",
-        f"CREATE TABLE salaries ({STAMPED})",
         f"CREATE ROLE {role} LOGIN PASSWORD 'secret'",
-        f"GRANT SELECT ON orders TO {role}",
+        f"GRANT USAGE ON SCHEMA hidden TO {role}",
+        f"GRANT SELECT ON hidden.orders TO {role}",
     )
-    file = place.folder / "tidegate.toml"
     reader = make_conninfo(place.source.conninfo, user=role, password="secret")
-    before = f"shop = {json.dumps(place.source.conninfo)}"
-    file.write_text(file.read_text().replace(before, f"shop = {json.dumps(reader)}"))
+    connect_also(place, "read", reader)
     assert expand(place).keys() == {"shop.orders"}
-    assert left_out(place) == {"public.salaries": "this role may not read it"}
+    assert left_out(place) == {"hidden.salaries": "this role may not read it"}
     place.source.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
-def test_a_view_is_loaded_where_include_names_it_itself(make_place: Any) -> None:
-    view = "CREATE VIEW order_totals AS SELECT id, updated_at FROM orders"
+def test_a_view_is_loaded_where_include_names_it_itself(places: MakePlace, scene: Place) -> None:
+    create(scene, "viewed", "orders")
+    scene.source.execute(
+        "CREATE VIEW viewed.order_totals AS SELECT id, updated_at FROM viewed.orders"
+    )
     for include, loaded in (
         (["*"], {"shop.orders"}),
         (["order*"], {"shop.orders"}),
         (["*", "order_totals"], {"shop.orders", "shop.order_totals"}),
-        (["public.order_totals"], {"shop.order_totals"}),
+        (["viewed.order_totals"], {"shop.order_totals"}),
     ):
-        place = make_place({**SHOP, "include": include})
-        place.source.execute(f"CREATE TABLE orders ({STAMPED})", view)
-        found = expand(place)
+        found = expand(places(group("viewed", include=include), beside=scene))
         assert found.keys() == loaded
     sync = found["shop.order_totals"]
     assert (sync.mode, sync.key, sync.cursor) == (Mode.REPLACE, (), None)
     # With a key that somebody vouches for, it is merged by its cursor.
-    place = make_place({**SHOP, "include": ["order_totals"], "key": "id"})
-    place.source.execute(f"CREATE TABLE orders ({STAMPED})", view)
+    place = places(group("viewed", include=["order_totals"], key="id"), beside=scene)
     sync = expand(place)["shop.order_totals"]
     assert (sync.mode, sync.key, sync.cursor) == (Mode.MERGE, ("id",), "updated_at")
 
 
-def test_what_the_group_declares_goes_for_the_tables_that_have_it(make_place: Any) -> None:
-    place = make_place(
-        {
-            **SHOP,
-            "cursor": "touched",
-            "lookback": "5 minutes",
-            "null_cursor": "exclude",
-            "exclude_columns": ["secret"],
-            "batch_rows": 7,
-        }
-    )
-    place.source.execute(
-        "CREATE TABLE a (id int PRIMARY KEY, touched timestamptz, updated_at timestamptz,"
-        " secret int)",
-        f"CREATE TABLE b ({STAMPED})",
-        "CREATE TABLE c (id int PRIMARY KEY, touched bigint NOT NULL)",
-        "CREATE TABLE d (id int PRIMARY KEY, secret int)",
+def test_declared_columns_go_for_tables_that_have_them(places: MakePlace, scene: Place) -> None:
+    declared = {
+        "cursor": "touched",
+        "lookback": "5 minutes",
+        "null_cursor": "exclude",
+        "exclude_columns": ["secret"],
+        "batch_rows": 7,
+    }
+    place = places(group("declared", **declared), beside=scene)
+    create(
+        place,
+        "declared",
+        "b",
+        a="id int PRIMARY KEY, touched timestamptz, updated_at timestamptz, secret int",
+        c="id int PRIMARY KEY, touched bigint NOT NULL",
+        d="id int PRIMARY KEY, secret int",
     )
     found = expand(place)
     a, b, c, d = (found[f"shop.{name}"] for name in "abcd")
-    assert (a.cursor, a.null_cursor, a.exclude_columns) == (
-        "touched",
-        NullPolicy.EXCLUDE,
-        ("secret",),
-    )
+    assert (a.cursor, a.null_cursor) == ("touched", NullPolicy.EXCLUDE)
+    assert a.exclude_columns == ("secret",)
     assert (b.cursor, b.lookback, b.exclude_columns) == ("updated_at", "5 minutes", ())
     assert (c.cursor, c.lookback) == ("touched", None)
     assert "does not fit touched" in " ".join(c.notes)
@@ -199,122 +210,63 @@ def test_what_the_group_declares_goes_for_the_tables_that_have_it(make_place: An
     assert "cursor" not in a.proposed
 
 
-def test_append_and_replace_are_taken_where_they_are_possible(make_place: Any) -> None:
-    place = make_place({**SHOP, "mode": "append"}, defaults={"lookback": 0})
-    place.source.execute(
-        f"CREATE TABLE stamped ({STAMPED})",
-        "CREATE TABLE nullable (id int PRIMARY KEY, updated_at timestamptz)",
-        "CREATE TABLE bare (id int PRIMARY KEY)",
+def test_modes_are_taken_where_they_are_possible(places: MakePlace, scene: Place) -> None:
+    create(
+        scene,
+        "modes",
+        "stamped",
+        nullable="id int PRIMARY KEY, updated_at timestamptz",
+        bare="id int PRIMARY KEY",
     )
+    place = places(group("modes", mode="append"), beside=scene, defaults={"lookback": 0})
     modes = {name: (sync.mode, sync.key) for name, sync in expand(place).items()}
     assert modes == {
         "shop.stamped": (Mode.APPEND, None),
         "shop.nullable": (Mode.REPLACE, ()),
         "shop.bare": (Mode.REPLACE, ()),
     }
-    place = make_place({**SHOP, "mode": "replace"}, beside=place)
+    place = places(group("modes", mode="replace"), beside=scene)
     assert {sync.mode for sync in expand(place).values()} == {Mode.REPLACE}
 
 
-def test_several_schemas_are_part_of_the_names(make_place: Any) -> None:
-    place = make_place(
-        {**SHOP, "source": "shop:s*.*", "target": "warehouse:{schema}_raw.{table}"}, databases=2
-    )
-    for schema in ("sales", "stock", "public"):
-        place.source.execute(
-            f"CREATE SCHEMA IF NOT EXISTS {schema}", f"CREATE TABLE {schema}.orders ({STAMPED})"
-        )
+def test_schemas_are_part_of_names_and_targets_are_no_sources(make_place: MakePlace) -> None:
+    target = "warehouse:{schema}_raw.{table}"
+    place = make_place({**SHOP, "source": "shop:s*.*", "target": target})
+    for schema in ("sales", "stock", "public", "stock_raw"):
+        create(place, schema, "orders")
+    create(place, "sales_raw", "gone_from_the_source")
+    with place.open() as project:
+        project.context.ledger("warehouse").ensure()
     found = expand(place)
     assert {name: str(sync.target) for name, sync in found.items()} == {
         "shop.sales.orders": "warehouse:sales_raw.orders",
         "shop.stock.orders": "warehouse:stock_raw.orders",
     }
-
-
-def test_a_table_declared_on_its_own_leaves_the_group(make_place: Any) -> None:
-    own = {"name": "mine", "source": "again:public.orders", "target": "warehouse:own.orders"}
-    place = make_place(SHOP, own)
-    place.source.execute(f"CREATE TABLE orders ({STAMPED})", f"CREATE TABLE items ({STAMPED})")
-    file = place.folder / "tidegate.toml"
-    again = f"[connections]\nagain = {json.dumps(place.source.conninfo)}\n"
-    file.write_text(file.read_text().replace("[connections]\n", again))
-    assert expand(place).keys() == {"shop.items", "mine"}
-    assert left_out(place) == {"public.orders": "declared on its own, as sync mine"}
-
-
-def test_copies_are_not_copied(make_place: Any) -> None:
-    place = make_place({**SHOP, "source": "shop:*.*"})
-    place.source.execute(
-        f"CREATE TABLE orders ({STAMPED})",
-        "CREATE SCHEMA raw",
-        f"CREATE TABLE raw.orders ({STAMPED})",
-        f"CREATE TABLE raw.gone_from_the_source ({STAMPED})",
-    )
-    with place.open() as project:
-        project.context.ledger("warehouse").ensure()
-    assert expand(place).keys() == {"shop.public.orders"}
+    # Copies are not copied.
+    place = make_place({**SHOP, "source": "shop:*.*"}, beside=place)
+    create(place, "raw", "gone_from_the_source")
     reasons = left_out(place)
     assert reasons["raw.gone_from_the_source"] == "it is a target, of shop"
     assert reasons["tidegate.etl_state"] == "one of Tidegate's own tables"
 
 
-def test_a_table_stays_with_what_it_was_loaded_with(make_place: Any) -> None:
-    place = make_place(SHOP)
-    place.source.execute(
-        f"CREATE TABLE orders ({STAMPED})",
-        "CREATE TABLE items (a int NOT NULL UNIQUE, id int PRIMARY KEY)",
-        "CREATE TABLE keyless (a int)",
-    )
-    record(place, "shop.orders", "raw.orders", source="shop:public.orders", cursor=None, key=["id"])
-    record(place, "shop.items", "raw.items", source="shop:public.items", cursor=None, key=["a"])
-    record(place, "shop.keyless", "raw.keyless", source="shop:public.keyless", cursor=None, key=[])
-    place.source.execute("ALTER TABLE keyless ADD id serial PRIMARY KEY")
-    found = expand(place)
-    assert (found["shop.orders"].mode, found["shop.orders"].cursor) == (Mode.REPLACE, None)
-    assert "--full-refresh" in " ".join(found["shop.orders"].notes)
-    assert found["shop.items"].key == ("a",)
-    assert found["shop.keyless"].key == ()
-    with place.open() as project, place.source.connect() as session:
-        for sync in found.values():
-            watermark = project.watermark(sync.name).get()
-            refuse_changed(watermark, resolve_source(session, sync), sync)
-        # A full refresh takes what would be proposed today.
-        fresh = {sync.name: sync for sync in project.expand(fresh=True)}
-    assert fresh["shop.orders"].cursor == "updated_at"
-    assert fresh["shop.items"].key == ("id",)
-    assert fresh["shop.keyless"].key == ("id",)
-
-
-def test_what_can_no_longer_be_loaded_as_before_is_refused_with_the_ways_out(
-    make_place: Any,
-) -> None:
-    place = make_place(SHOP)
-    place.source.execute(f"CREATE TABLE orders ({STAMPED})")
-    record(
-        place, "shop.orders", "raw.orders", source="shop:public.orders", cursor="gone", key=["id"]
-    )
-    sync = expand(place)["shop.orders"]
-    with place.open() as project, place.source.connect() as session:
-        watermark = project.watermark("shop.orders").get()
-        source = resolve_source(session, sync)
-    with pytest.raises(DeclarationError, match="its cursor was gone and is now") as raised:
-        refuse_changed(watermark, source, sync)
-    assert "tidegate run shop.orders --full-refresh" in str(raised.value.hint)
-    assert "declare it on its own" in str(raised.value.hint)
-
-
-def test_names_lead_to_syncs_groups_and_tables(make_place: Any) -> None:
-    own = {"name": "mine", "source": "shop:public.other", "target": "warehouse:own.other"}
-    place = make_place(SHOP, own)
-    place.source.execute(f"CREATE TABLE orders ({STAMPED})", f"CREATE TABLE items ({STAMPED})")
+def test_names_lead_to_syncs_groups_and_tables(places: MakePlace, scene: Place) -> None:
+    # A table declared on its own leaves the group, and one of nowhere harms nobody.
+    own = {"name": "mine", "source": "again:led.own", "target": "warehouse:own.other"}
+    lost = {"name": "lost", "source": "nowhere:public.*", "target": "warehouse:lost.{table}"}
+    place = places(group("led"), own, lost, beside=scene)
+    connect_also(place, "again", place.source.conninfo)
+    connect_also(place, "nowhere", "postgresql://nobody@127.0.0.1:1/x")
+    create(place, "led", "orders", "items", "own")
     assert list(expand(place, "mine", "shop", "shop.orders")) == [
         "mine",
         "shop.items",
         "shop.orders",
     ]
+    assert left_out(place) == {"led.own": "declared on its own, as sync mine"}
     with place.open() as project:
-        assert project.names == ["shop", "mine"]
-        assert project.sync("shop.orders").source == Endpoint("shop", Relation("public", "orders"))
+        assert project.names == ["shop", "mine", "lost"]
+        assert project.sync("shop.orders").source == Endpoint("shop", Relation("led", "orders"))
         assert project.watermark("shop.orders").get().pipeline == "shop.shop.orders"
         for wrong, hint in (
             ("shop.ordres", "shop.orders"),
@@ -327,41 +279,70 @@ def test_names_lead_to_syncs_groups_and_tables(make_place: Any) -> None:
             assert hint in str(raised.value.hint)
         with pytest.raises(UsageError, match="is a group of tables"):
             project.run("shop")
-
-
-def test_plain_syncs_are_found_without_asking_any_database(make_place: Any) -> None:
-    own = {"name": "mine", "source": "shop:public.other", "target": "warehouse:own.other"}
-    place = make_place({**SHOP, "source": "nowhere:public.*"}, own)
-    file = place.folder / "tidegate.toml"
-    nowhere = '[connections]\nnowhere = "postgresql://nobody@127.0.0.1:1/x"\n'
-    file.write_text(file.read_text().replace("[connections]\n", nowhere))
-    with place.open() as project:
-        assert project.sync("mine") == project.expand(["mine"])[0]
         found = {sync.name: sync for sync in project.expand()}
-        assert isinstance(found["shop"].refused, ConnectionFailed)
+        assert isinstance(found["lost"].refused, ConnectionFailed)
         assert found["mine"].refused is None
+        assert project.sync("mine") == project.expand(["mine"])[0]
         with pytest.raises(ConnectionFailed):
-            project.sync("shop.orders")
+            project.sync("lost.orders")
 
 
-def test_a_group_in_python_gives_its_function_to_every_table(make_place: Any) -> None:
+def test_a_table_stays_with_what_it_was_loaded_with(make_place: MakePlace) -> None:
+    place = make_place(SHOP)
+    create(
+        place, "public", "orders", "changed", items="a int NOT NULL UNIQUE, id int PRIMARY KEY",
+        keyless="a int",
+    )  # fmt: skip
+    for name, cursor, key in (
+        ("orders", None, ["id"]),
+        ("items", None, ["a"]),
+        ("keyless", None, []),
+        ("changed", "gone", ["id"]),
+    ):
+        source = f"shop:public.{name}"
+        record(place, f"shop.{name}", f"raw.{name}", source=source, cursor=cursor, key=key)
+    place.source.execute("ALTER TABLE keyless ADD id serial PRIMARY KEY")
+    found = expand(place)
+    changed = found.pop("shop.changed")
+    assert (found["shop.orders"].mode, found["shop.orders"].cursor) == (Mode.REPLACE, None)
+    assert "--full-refresh" in " ".join(found["shop.orders"].notes)
+    assert found["shop.items"].key == ("a",)
+    assert found["shop.keyless"].key == ()
+    with place.open() as project, place.source.connect() as session:
+        for sync in found.values():
+            watermark = project.watermark(sync.name).get()
+            refuse_changed(watermark, resolve_source(session, sync), sync)
+        # What can no longer be loaded as before is refused with the ways out.
+        watermark = project.watermark("shop.changed").get()
+        source = resolve_source(session, changed)
+        with pytest.raises(DeclarationError, match="its cursor was gone and is now") as raised:
+            refuse_changed(watermark, source, changed)
+        assert "tidegate run shop.changed --full-refresh" in str(raised.value.hint)
+        assert "declare it on its own" in str(raised.value.hint)
+        # A full refresh takes what would be proposed today.
+        fresh = {sync.name: sync for sync in project.expand(fresh=True)}
+    assert fresh["shop.orders"].cursor == "updated_at"
+    assert fresh["shop.items"].key == ("id",)
+    assert fresh["shop.keyless"].key == ("id",)
+
+
+def test_a_group_in_python_gives_its_function_to_all(places: MakePlace, scene: Place) -> None:
     pipelines = """
 import tidegate as tg
 
-@tg.sync(source="shop:public.*", target="warehouse:raw.{table}", exclude=["b"], lookback="1h")
+@tg.sync(source="shop:coded.*", target="warehouse:raw.{table}", exclude=["b"], lookback="1h")
 def shop(df):
     return df
 """
-    place = make_place(pipelines=pipelines)
-    for name in "abc":
-        place.source.execute(f"CREATE TABLE {name} ({STAMPED})")
+    place = places(pipelines=pipelines, beside=scene)
+    create(place, "coded", "a", "b", "c")
     found = expand(place)
     assert found.keys() == {"shop.a", "shop.c"}
     assert {sync.transform.__name__ for sync in found.values() if sync.transform} == {"shop"}
     assert found["shop.a"].lookback == "1h"
 
 
-def test_a_run_of_one_table_and_of_one_that_fails(make_project: Any) -> None:
+def test_a_run_of_one_table_and_of_one_that_fails(make_project: MakeProject) -> None:
     project, place = make_project(SHOP, databases=2)
     assert isinstance(project, Project)
     place.source.execute(
@@ -385,3 +366,89 @@ def test_a_run_of_one_table_and_of_one_that_fails(make_project: Any) -> None:
     place.target.execute("TRUNCATE raw.orders")
     with pytest.raises(TargetGone, match=r"tidegate run shop\.orders --full-refresh"):
         project.run("shop.orders")
+    project.run("shop.orders", full_refresh=True)
+    assert place.target.value("SELECT count(*) FROM raw.orders") == 9
+
+
+def test_a_group_that_cannot_be_meant_is_refused(places: MakePlace, scene: Place) -> None:
+    patterns = "a pattern or a list of patterns"
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"target": "warehouse:raw.all"}, r"put \{table\} into it"),
+        ({"target": 'warehouse:raw."{table}"'}, r"put \{table\} into it"),
+        ({"source": "shop:public.orders"}, r'for many write source = "shop:public\.\*"'),
+        ({"source": 'shop:public."*"'}, "source names one table"),
+        ({"include": ["a.b.c"]}, patterns),
+        ({"include": []}, patterns),
+        ({"exclude": 7}, patterns),
+        ({"mode": "replace", "cursor": "x"}, "cursor is set beside"),
+        (
+            {"source": "shop:public.a", "target": "warehouse:raw.a", "include": ["a"]},
+            "include is set, but source names one table",
+        ),
+    ]
+    for change, message in cases:
+        with pytest.raises(SettingsError, match=message):
+            places({**SHOP, **change}, beside=scene).open()
+
+
+def test_a_pattern_that_matches_nothing_is_refused(places: MakePlace, scene: Place) -> None:
+    create(scene, "few", "orders")
+    other = {"name": "other", "source": "shop:few.o*", "target": "warehouse:raw.{table}"}
+    place = places({**SHOP, "source": "shop:few.ordres_*"}, other, beside=scene)
+    found = expand(place)
+    refused = found.pop("shop").refused
+    assert isinstance(refused, DeclarationError)
+    assert "nothing matches shop:few.ordres_*" in refused.message
+    assert "few.orders" in (refused.hint or "")
+    # The other group goes on.
+    assert found["other.orders"].refused is None
+    refused = expand(places(group("few", exclude=["*"]), beside=scene))["shop"].refused
+    assert refused is not None
+    assert "everything that matches shop:few.* is left out" in refused.message
+    assert 'few.orders: exclude = "*"' in (refused.hint or "")
+    # A pattern in include that does nothing is pointed out.
+    with places(group("few", include=["orders", "ordres"]), beside=scene).open() as project:
+        expansion = project.expanded().groups[0]
+    assert expansion.warnings == ('include = "ordres" matches nothing of shop:few.*',)
+
+
+def test_two_syncs_with_one_target_are_refused_and_both_named(make_place: MakePlace) -> None:
+    place = make_place(
+        {**SHOP, "source": "shop:*.*"},
+        {"name": "mine", "source": "shop:sales.fine", "target": "warehouse:raw.items"},
+        databases=2,
+    )
+    create(place, "public", "orders", "items", "alone")
+    create(place, "sales", "orders", "fine")
+    found = expand(place)
+    refused = {name: sync.refused.message for name, sync in found.items() if sync.refused}
+    assert refused.keys() == {
+        "shop.public.orders",
+        "shop.sales.orders",
+        "shop.public.items",
+        "mine",
+    }
+    assert "shop.sales.orders (shop:sales.orders)" in refused["shop.public.orders"]
+    assert "have one target, warehouse:raw.orders" in refused["shop.public.orders"]
+    assert "mine (shop:sales.fine)" in refused["shop.public.items"]
+    hint = found["shop.sales.orders"].refused
+    assert hint is not None
+    assert "{schema}" in str(hint.hint)
+    # One table by itself is refused as well, although nothing else was asked for.
+    assert expand(place, "shop.public.items")["shop.public.items"].refused is not None
+
+
+def test_one_database_under_two_names_is_one_target(places: MakePlace, scene: Place) -> None:
+    place = places(
+        {"name": "a", "source": "shop:public.a", "target": "warehouse:raw.t"},
+        {"name": "b", "source": "shop:public.b", "target": "again:raw.t"},
+        {"name": "c", "source": "shop:public.c", "target": "elsewhere:raw.t"},
+        beside=scene,
+    )
+    connect_also(place, "again", place.target.conninfo + " connect_timeout=9")
+    connect_also(place, "elsewhere", "postgresql://nobody@127.0.0.1:1/x")
+    with place.open() as project:
+        refused = {sync.name for sync in project.expand() if sync.refused is not None}
+        assert refused == {"a", "b"}
+        with pytest.raises(DeclarationError, match=r"a \(shop:public.a\) and b \(shop:public.b\)"):
+            project.run("a")

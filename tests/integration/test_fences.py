@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from uuid import uuid4
 
@@ -14,16 +16,39 @@ from integration.conftest import Database, MakePlace
 from tidegate.control.jobs import Jobs
 from tidegate.control.tokens import Tokens
 from tidegate.control.workers import Worker, Workers
+from tidegate.destinations.postgres import PostgresDestination
 from tidegate.errors import BusyError, ControlMismatch, FenceLost
 from tidegate.ledger.fences import Fence, Fences, FenceTooLow, publisher_name
 from tidegate.ledger.ledger import Ledger
-from tidegate.model.job import JobRequest
+from tidegate.model.job import Claim, JobRequest
 from tidegate.model.relation import Endpoint
-from tidegate.postgres.connect import connect
+from tidegate.pipeline.context import Context
+from tidegate.postgres.connect import Connection, connect
 from tidegate.runtime.attempt import raise_fence
 from tidegate.runtime.reclaim import reclaim_dead
 
 CONTROL = uuid4()
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """An attempt that has its job and not yet its table."""
+
+    context: Context
+    destination: PostgresDestination
+    control: Connection
+    claim: Claim
+
+    def raise_own(self) -> Fence:
+        plane, control_id = self.context.plane, self.context.control_id()
+        return raise_fence(self.destination, Tokens(plane), self.control, self.claim, control_id)
+
+    def raise_other(self, attempt: str) -> None:
+        self.destination.raise_fence(Fence("raw.orders", self.context.control_id(), 5000, attempt))
+
+    def current(self) -> Fence | None:
+        with self.destination.open() as session:
+            return self.destination.fences.current(session, "raw.orders")
 
 
 def fence(token: int, attempt: str | None = None) -> Fence:
@@ -37,45 +62,34 @@ def fences(database: Database) -> Fences:
     return Fences(ledger)
 
 
-def test_the_first_attempt_takes_a_table_nobody_had(database: Database, fences: Fences) -> None:
+def test_only_the_newest_attempt_may_publish(database: Database, fences: Fences) -> None:
     with database.connect() as session:
         assert fences.current(session, "raw.orders") is None
-        fences.raise_(fence(5))
-        assert fences.current(session, "raw.orders") == fence(5)
-
-
-def test_only_the_newest_attempt_may_publish(database: Database, fences: Fences) -> None:
-    fences.raise_(fence(5))
-    fences.raise_(fence(6))
-    with database.connect() as session:
+        with session.transaction(), pytest.raises(FenceLost):
+            fences.lock(session, fence(5))
+        for token in (5, 6, 6):
+            # Raising the same one again changes nothing.
+            fences.raise_(fence(token))
+            assert fences.current(session, "raw.orders") == fence(token)
+        # Tables have fences of their own.
+        fences.raise_(Fence("raw.other", CONTROL, 1, "a"))
+        assert fences.current(session, "raw.orders") == fence(6)
         with session.transaction():
             fences.lock(session, fence(6))
         with session.transaction(), pytest.raises(FenceLost, match="a newer attempt has taken"):
             fences.lock(session, fence(5))
 
 
-def test_a_fence_that_was_never_raised_does_not_let_publish(
-    database: Database, fences: Fences
-) -> None:
-    with database.connect() as session, session.transaction(), pytest.raises(FenceLost):
-        fences.lock(session, fence(5))
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
+def test_publishing_needs_equality_in_every_part(database: Database, fences: Fences) -> None:
+    fences.raise_(fence(5))
+    for other in (
         Fence("raw.orders", CONTROL, 5, "another attempt"),
         Fence("raw.orders", uuid4(), 5, "attempt5"),
         Fence("raw.orders", CONTROL, 4, "attempt5"),
         Fence("raw.orders", CONTROL, 6, "attempt5"),
-    ],
-)
-def test_publishing_needs_equality_in_every_part(
-    database: Database, fences: Fences, other: Fence
-) -> None:
-    fences.raise_(fence(5))
-    with database.connect() as session, session.transaction(), pytest.raises(FenceLost):
-        fences.lock(session, other)
+    ):
+        with database.connect() as session, session.transaction(), pytest.raises(FenceLost):
+            fences.lock(session, other)
 
 
 def test_a_lower_token_is_refused_and_told_the_one_it_met(
@@ -87,13 +101,6 @@ def test_a_lower_token_is_refused_and_told_the_one_it_met(
     assert raised.value.token == 6
     with pytest.raises(FenceTooLow):
         fences.raise_(fence(6, "a twin with the same token"))
-    with database.connect() as session:
-        assert fences.current(session, "raw.orders") == fence(6)
-
-
-def test_raising_the_same_fence_again_changes_nothing(database: Database, fences: Fences) -> None:
-    fences.raise_(fence(6))
-    fences.raise_(fence(6))
     with database.connect() as session:
         assert fences.current(session, "raw.orders") == fence(6)
 
@@ -114,13 +121,6 @@ def test_another_control_plane_is_refused_until_the_table_is_handed_over(
         assert fences.current(session, "raw.orders") == stranger
     with pytest.raises(ControlMismatch):
         fences.raise_(fence(100))
-
-
-def test_tables_have_fences_of_their_own(database: Database, fences: Fences) -> None:
-    fences.raise_(fence(6))
-    fences.raise_(Fence("raw.other", CONTROL, 1, "a"))
-    with database.connect() as session:
-        assert fences.current(session, "raw.orders") == fence(6)
 
 
 def test_of_many_raisers_at_once_the_highest_token_stays(
@@ -197,65 +197,53 @@ def test_a_publisher_that_commits_in_time_is_not_disturbed(
         assert publisher.execute("SELECT 1").fetchone() == (1,)
 
 
-def test_a_restored_control_plane_lifts_its_tokens_above_the_destination(
-    make_place: MakePlace,
-) -> None:
-    place = make_place(databases=2)
-    context = place.open().context
+@pytest.fixture
+def claimed(make_place: MakePlace) -> Iterator[Claimed]:
+    """A job that this process has claimed, beside the table that it is to load."""
+    context = make_place(databases=2).open().context
     destination = context.destination(Endpoint.parse("warehouse:raw.orders"))
-    control_id = context.control_id()
-    # The destination remembers a token that the control database, restored, does not.
-    destination.raise_fence(Fence("raw.orders", control_id, 5000, "before the restore"))
+    assert isinstance(destination, PostgresDestination)
     jobs, worker = Jobs(context.plane), Worker.of_this_process()
     with context.plane.connect() as control, context.plane.connect() as session:
         Workers(context.plane).register(session, worker, "0")
         request = JobRequest("shop", "sync", "orders", "postgres:x/raw.orders")
         job_id = jobs.submit(control, request, "test").job_id
-        claim = jobs.claim(control, worker.worker_id, job_id, lease_seconds=60)
-        assert claim is not None
-        assert claim.fence < 5000
-        raised = raise_fence(destination, Tokens(jobs.plane), control, claim, control_id)
-        assert raised.token > 5000
-        assert Tokens(jobs.plane).next(control) > raised.token
-    with destination.open() as session:
-        assert destination.fences.current(session, "raw.orders") == raised
-
-
-def test_a_stale_attempt_does_not_reseed(make_place: MakePlace) -> None:
-    context = make_place(databases=2).open().context
-    destination = context.destination(Endpoint.parse("warehouse:raw.orders"))
-    control_id = context.control_id()
-    destination.raise_fence(Fence("raw.orders", control_id, 5000, "newer"))
-    jobs, worker = Jobs(context.plane), Worker.of_this_process()
-    with context.plane.connect() as control, context.plane.connect() as session:
-        Workers(context.plane).register(session, worker, "0")
-        job_id = jobs.submit(control, JobRequest("shop", "sync", "o", "r"), "test").job_id
-        claim = jobs.claim(control, worker.worker_id, job_id, lease_seconds=60)
-        assert claim is not None
-        control.execute("UPDATE tidegate_control.job_queue SET attempt_id = 'another'")
-        with pytest.raises(FenceTooLow):
-            raise_fence(destination, Tokens(jobs.plane), control, claim, control_id)
-    with destination.open() as session:
-        current = destination.fences.current(session, "raw.orders")
-        assert current is not None
-        assert current.attempt_id == "newer"
-
-
-def test_a_dead_attempt_is_fenced_out_before_its_job_is_given_away(make_place: MakePlace) -> None:
-    context = make_place(databases=2).open().context
-    destination = context.destination(Endpoint.parse("warehouse:raw.orders"))
-    control_id = context.control_id()
-    jobs, worker = Jobs(context.plane), Worker.of_this_process()
-    with context.plane.connect() as control, context.plane.connect() as session:
-        Workers(context.plane).register(session, worker, "0")
-        job_id = jobs.submit(control, JobRequest("shop", "sync", "o", "r"), "test").job_id
         claim = jobs.claim(control, worker.worker_id, job_id, lease_seconds=1e-6)
         assert claim is not None
-        raised = raise_fence(destination, Tokens(jobs.plane), control, claim, control_id)
-        backoff = context.settings.worker.backoff
-        taken = reclaim_dead(
-            context.plane, control, control_id, lambda _: destination, actor="me", backoff=backoff
-        )
+        yield Claimed(context, destination, control, claim)
+
+
+def test_a_restored_control_plane_lifts_its_tokens_above_the_destination(claimed: Claimed) -> None:
+    # The destination remembers a token that the control database, restored, does not.
+    claimed.raise_other("before the restore")
+    assert claimed.claim.fence < 5000
+    raised = claimed.raise_own()
+    assert raised.token > 5000
+    assert Tokens(claimed.context.plane).next(claimed.control) > raised.token
+    assert claimed.current() == raised
+
+
+def test_a_stale_attempt_does_not_reseed(claimed: Claimed) -> None:
+    claimed.raise_other("newer")
+    claimed.control.execute("UPDATE tidegate_control.job_queue SET attempt_id = 'another'")
+    with pytest.raises(FenceTooLow):
+        claimed.raise_own()
+    current = claimed.current()
+    assert current is not None
+    assert current.attempt_id == "newer"
+
+
+def test_a_dead_attempt_is_fenced_out_before_its_job_is_given_away(claimed: Claimed) -> None:
+    raised = claimed.raise_own()
+    context, destination = claimed.context, claimed.destination
+    taken = reclaim_dead(
+        context.plane,
+        claimed.control,
+        context.control_id(),
+        lambda _: destination,
+        actor="me",
+        backoff=context.settings.worker.backoff,
+    )
     assert taken == 1
     with destination.open() as session, session.transaction(), pytest.raises(FenceLost):
         destination.fences.lock(session, raised)

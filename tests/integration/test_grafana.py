@@ -14,12 +14,14 @@ import pytest
 import yaml
 from psycopg import sql
 
-from conftest import MakeDatabase
-from integration.conftest import MakePlace, Place
+from databases import Databases
+from integration.conftest import Place
 from integration.event_page import grants
 from integration.raw_events import event_place, run_phases
+from integration.shared_places import shared_places
 from tidegate.pipeline.event_filling import generate_events
 from tidegate.pipeline.event_generation import Generation, Totals
+from tidegate.postgres.embedded import EmbeddedServer
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "grafana"
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "dashboards" / "events.json").read_text("utf-8"))
@@ -35,29 +37,19 @@ Rows = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def filled(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    server: EmbeddedServer, kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Place, Totals]]:
     """Events of two months in all tables, and a role with the rights that the page gives it."""
-    server, kept = request.getfixturevalue("server"), request.getfixturevalue("kept_databases")
-    names: list[str] = []
-
-    def make(hint: str = "db") -> str:
-        names.append(kept.make(hint))
-        return str(server.conninfo(names[-1]))
-
-    maker: MakeDatabase = make
-    place = event_place(
-        MakePlace(maker, tmp_path_factory.mktemp("grafana")), more={"spark_from": 1_000_000}
-    )
-    with place.open() as project:
-        midnight = NOW.replace(hour=0, minute=0, second=0, microsecond=0)
-        made = generate_events(project.context, Generation(3_000, 7, midnight))
-        run_phases(project)
-        generate_events(project.context, Generation(50, 8, midnight, malformed=0.0))
-    place.target.execute(grants().replace("grafana", ROLE))
-    yield place, made.totals
-    place.target.execute(f"DROP OWNED BY {ROLE}", f"DROP ROLE {ROLE}")
-    kept.give_back(*names)
+    with shared_places(server, kept_databases, tmp_path_factory.mktemp("grafana")) as make_place:
+        place = event_place(make_place, more={"spark_from": 1_000_000})
+        with place.open() as project:
+            midnight = NOW.replace(hour=0, minute=0, second=0, microsecond=0)
+            made = generate_events(project.context, Generation(3_000, 7, midnight))
+            run_phases(project)
+            generate_events(project.context, Generation(50, 8, midnight, malformed=0.0))
+        place.target.execute(grants().replace("grafana", ROLE))
+        yield place, made.totals
+        place.target.execute(f"DROP OWNED BY {ROLE}", f"DROP ROLE {ROLE}")
 
 
 def expanded(text: str, chosen: dict[str, str]) -> sql.Composed:
@@ -88,24 +80,23 @@ def shown(filled: tuple[Place, Totals], title: str) -> Rows:
     return ask(place, target["rawSql"], choices(place))
 
 
-@pytest.mark.parametrize("title", PANELS)
 def test_every_panel_shows_something_that_its_settings_speak_of(
-    filled: tuple[Place, Totals], title: str
+    filled: tuple[Place, Totals],
 ) -> None:
-    rows = shown(filled, title)
-    assert rows
-    panel = PANELS[title]
-    named = {one["matcher"]["options"] for one in panel["fieldConfig"]["overrides"]}
-    named |= {panel["options"]["xField"]} if "xField" in panel["options"] else set()
-    assert named <= set(rows[0])
-    if panel["targets"][0]["format"] == "time_series":
-        assert all(isinstance(one["time"], datetime) for one in rows)
-        assert rows == sorted(rows, key=lambda one: one["time"])
-    if panel["type"] == "stat":
-        assert [len(one) for one in rows] == [1]
-    # Grafana takes a numeric for text.
-    kinds = {type(value).__name__ for one in rows for value in one.values()}
-    assert "Decimal" not in kinds
+    for title, panel in PANELS.items():
+        rows = shown(filled, title)
+        assert rows, title
+        named = {one["matcher"]["options"] for one in panel["fieldConfig"]["overrides"]}
+        named |= {panel["options"]["xField"]} if "xField" in panel["options"] else set()
+        assert named <= set(rows[0]), title
+        if panel["targets"][0]["format"] == "time_series":
+            assert all(isinstance(one["time"], datetime) for one in rows), title
+            assert rows == sorted(rows, key=lambda one: one["time"]), title
+        if panel["type"] == "stat":
+            assert [len(one) for one in rows] == [1], title
+        # Grafana takes a numeric for text.
+        kinds = {type(value).__name__ for one in rows for value in one.values()}
+        assert "Decimal" not in kinds, title
 
 
 def test_the_figures_are_those_of_the_events(filled: tuple[Place, Totals]) -> None:
@@ -120,19 +111,15 @@ def test_the_figures_are_those_of_the_events(filled: tuple[Place, Totals]) -> No
     by_day = [one for one in shown(filled, "Net revenue a day") if one["metric"] == currency]
     assert sum(one["net"] for one in by_day) == pytest.approx(net["net"])
     steps = shown(filled, "Funnel: $funnel")
-    assert [one["step"][:2] for one in steps] == [f"{place + 1}." for place in range(len(steps))]
+    assert [one["step"][:2] for one in steps] == [f"{n + 1}." for n in range(len(steps))]
 
-
-def test_all_views_and_the_log_of_their_refreshes_are_on_it() -> None:
-    text = json.dumps(DASHBOARD)
-    for name in (
-        "mv_conversion_funnels",
-        "mv_retention_cohorts",
-        "mv_revenue_summary",
-        "mv_experiment_results",
-        "mv_refresh_log",
-    ):
-        assert f"FROM analytics.{name}" in text.replace("\\n", " "), name
+    place.target.execute(
+        "UPDATE analytics.mv_refresh_log SET error = 'boom', failed_at = now()"
+        " WHERE mv_name = 'analytics.mv_revenue_summary'"
+    )
+    assert shown(filled, "Views that fail") == [{"failing": 1}]
+    refreshes = shown(filled, "Refreshes")
+    assert [one["error"] for one in refreshes if one["error"]] == ["boom"]
 
 
 def test_its_role_sees_nothing_of_what_events_say(filled: tuple[Place, Totals]) -> None:
@@ -146,29 +133,24 @@ def test_its_role_sees_nothing_of_what_events_say(filled: tuple[Place, Totals]) 
             ask(place, text)
 
 
-def test_a_failing_view_is_counted(filled: tuple[Place, Totals]) -> None:
-    place, _ = filled
-    view = "UPDATE analytics.mv_refresh_log SET error = {}, failed_at = now()"
-    name = " WHERE mv_name = 'analytics.mv_revenue_summary'"
-    place.target.execute(view.format("'boom'") + name)
-    try:
-        assert shown(filled, "Views that fail") == [{"failing": 1}]
-        refreshes = shown(filled, "Refreshes")
-        assert [one["error"] for one in refreshes if one["error"]] == ["boom"]
-    finally:
-        place.target.execute(view.format("NULL") + name)
-
-
-def test_data_source_and_dashboard_know_each_other() -> None:
+def test_the_files_fit_together_and_no_secret_is_written_down() -> None:
+    text = json.dumps(DASHBOARD).replace("\\n", " ")
+    for name in (
+        "mv_conversion_funnels",
+        "mv_retention_cohorts",
+        "mv_revenue_summary",
+        "mv_experiment_results",
+        "mv_refresh_log",
+    ):
+        assert f"FROM analytics.{name}" in text, name
     (source,) = SOURCE["datasources"]
-    used = {json.dumps(one) for one in datasources(DASHBOARD)}
+    used = set(re.findall(r'"datasource": (\{[^}]*\})', text))
     assert used == {json.dumps({"type": source["type"], "uid": source["uid"]})}
+    assert source["secureJsonData"] == {"password": "${TIDEGATE_EVENTS_PASSWORD}"}
     assert PROVIDER["providers"][0]["options"]["path"] == "/etc/grafana/dashboards/tidegate"
     ids = [one["id"] for one in DASHBOARD["panels"]]
     assert len(ids) == len(set(ids))
-
-
-def test_panels_do_not_lie_on_each_other() -> None:
+    # No panel lies on another.
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         at = panel["gridPos"]
@@ -176,20 +158,3 @@ def test_panels_do_not_lie_on_each_other() -> None:
         cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
         assert not cells & taken
         taken |= cells
-
-
-def test_no_secret_is_written_down() -> None:
-    (source,) = SOURCE["datasources"]
-    assert source["secureJsonData"] == {"password": "${TIDEGATE_EVENTS_PASSWORD}"}
-
-
-def datasources(value: Any) -> Iterator[Any]:
-    """Every data source that is named, however deep."""
-    if isinstance(value, dict):
-        if "datasource" in value:
-            yield value["datasource"]
-        for one in value.values():
-            yield from datasources(one)
-    elif isinstance(value, list):
-        for one in value:
-            yield from datasources(one)

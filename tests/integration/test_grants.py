@@ -12,13 +12,13 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from integration.conftest import Database, MakePlace, Place
+from integration.left_behind import ORDERS
 from integration.without_spark import open_without_spark
 from tidegate.errors import TidegateError
 from tidegate.project import Project
 
 PAGE = Path(__file__).parents[2] / "docs" / "grants.md"
 SCRIPTS = dict(re.findall(r"```sql (\w+)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
-ORDERS = {"source": "shop:public.orders", "target": "warehouse:raw.orders", "cursor": "updated_at"}
 CHANGES = {"source": "shop:public.orders", "target": "warehouse:raw.orders", "changes": "cdc"}
 
 
@@ -32,7 +32,7 @@ def limited(make_place: MakePlace) -> Iterator[Limited]:
     made: list[Place] = []
 
     def make(sync: dict[str, Any]) -> tuple[Project, Place]:
-        place = make_place(sync, databases=3)
+        place = make_place(sync, databases=3, installed=False)
         made.append(place)
         place.source.execute(
             "CREATE TABLE orders (id int PRIMARY KEY, name text,"
@@ -66,21 +66,18 @@ def as_role(place: Place, name: str) -> str:
     )
 
 
-def test_the_roles_of_the_page_can_make_nothing_elsewhere(limited: Limited) -> None:
+def test_a_load_a_verification_and_a_repair_need_no_more_than_the_page_grants(
+    limited: Limited,
+) -> None:
     assert list(SCRIPTS) == ["source", "cdc", "target", "control"]
-    _, place = limited(ORDERS)
+    project, place = limited(ORDERS)
+    # The roles can make nothing elsewhere.
     for name in ROLES:
         with psycopg.connect(as_role(place, name), autocommit=True) as session:
             forbidden = ["CREATE SCHEMA mine", "CREATE TABLE public.mine (n int)"]
             for statement in [*forbidden, "DELETE FROM orders"] if name == "source" else forbidden:
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):
                     session.execute(statement)
-
-
-def test_a_load_a_verification_and_a_repair_need_no_more_than_the_page_grants(
-    limited: Limited,
-) -> None:
-    project, place = limited(ORDERS)
     assert project.run("orders").rows == 9
     place.source.execute("UPDATE orders SET name = 'm', updated_at = now() WHERE id < 4")
     assert project.run("orders").rows == 3

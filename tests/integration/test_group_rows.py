@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from integration.commands import DONE, tidegate
+from integration.commands import DONE
+from integration.queued import run_here
 from integration.without_spark import Make, make
 from tidegate.errors import UsageError
 from tidegate.model.explanation import Reason
@@ -38,7 +39,7 @@ def test_a_table_of_a_group_is_found_by_its_name_and_by_its_target(make: Make) -
     place.source.execute("UPDATE items SET name = 'c', updated_at = '2026-02-01'")
     for sync in project.expand():
         project.run(sync)
-    done = tidegate(place.folder, "vacuum", "shop")
+    done = run_here(place, "vacuum", "shop")
     assert done.code == DONE, done.said
     assert "shop.items: removed 2 superseded versions" in done.out
     assert "shop.orders: no superseded versions" in done.out

@@ -1,11 +1,14 @@
-"""The horizon: rows of transactions that are still open are never passed over."""
+"""The horizon: rows of transactions that are still open are never passed over.
+
+On a standby nothing counts as settled that was not replayed, however late it is.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 from uuid import uuid4
@@ -13,15 +16,21 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from conftest import FAST, MakeDatabase
-from integration.conftest import Database
+from conftest import MakeDatabase
+from integration.conftest import Database, MakePlace
+from integration.orders import CREATE, ORDERS, plan_one
+from integration.standbys import own_server, standby_of
+from tidegate.insight.status import read_status
 from tidegate.model.cursor import CursorType, Guarantee
 from tidegate.model.horizon import Horizon
 from tidegate.model.relation import Relation
 from tidegate.postgres.catalog import describe_table
 from tidegate.postgres.connect import connect
 from tidegate.postgres.embedded import EmbeddedServer
+from tidegate.project import Project
 from tidegate.sources.horizon import CursorColumn, read_horizon
+
+Servers = tuple[EmbeddedServer, EmbeddedServer]
 
 
 class Memory:
@@ -87,15 +96,18 @@ class Reader:
             self.loaded += [row[0] for row in rows]
         return [row[0] for row in rows]
 
+    def read_until(self, count: int) -> None:
+        until = time.monotonic() + 60
+        while len(self.loaded) < count:
+            self.read()
+            assert time.monotonic() < until
+
 
 def orders(database: Database, cursor: str) -> None:
     database.execute(f"CREATE TABLE orders (id int PRIMARY KEY, c {cursor} NOT NULL)")
 
 
-TIMES = ["timestamptz", "timestamp", "timestamptz(3)", "timestamp(0)", "timestamptz(0)"]
-
-
-@pytest.mark.parametrize("kind", TIMES)
+@pytest.mark.parametrize("kind", ["timestamptz", "timestamptz(3)", "timestamp(0)"])
 def test_rows_stamped_by_an_open_transaction_are_never_skipped(
     database: Database, kind: str
 ) -> None:
@@ -104,55 +116,42 @@ def test_rows_stamped_by_an_open_transaction_are_never_skipped(
     with database.connect() as late:
         late.execute("BEGIN")
         late.execute("INSERT INTO orders (id) VALUES (1)")
-        for number in range(2, 6):
+        for number in range(2, 4):
             database.execute(f"INSERT INTO orders (id) VALUES ({number})")
             assert reader.read() == []
         assert reader.horizon().held_by is not None
         late.execute("INSERT INTO orders (id) VALUES (9)")
         late.execute("COMMIT")
-    while len(reader.loaded) < 6:
-        reader.read()
-    assert sorted(reader.loaded) == [1, 2, 3, 4, 5, 9]
+    reader.read_until(4)
+    assert sorted(reader.loaded) == [1, 2, 3, 9]
 
 
-def test_a_transaction_that_has_not_written_yet_holds_back_as_well(database: Database) -> None:
-    orders(database, "timestamptz DEFAULT now()")
-    reader = Reader(database)
-    with database.connect() as late:
-        late.execute("BEGIN")
-        late.execute("SELECT 1")
-        database.execute("INSERT INTO orders (id) VALUES (1)")
-        assert reader.read() == []
-        late.execute("INSERT INTO orders (id) VALUES (2)")
-        late.execute("COMMIT")
-    while len(reader.loaded) < 2:
-        reader.read()
-    assert sorted(reader.loaded) == [1, 2]
-
-
-def test_rows_below_the_oldest_transaction_are_read_meanwhile(database: Database) -> None:
+def test_whoever_holds_back_is_named_and_rows_below_it_are_read_meanwhile(
+    database: Database, make_database: MakeDatabase
+) -> None:
     orders(database, "timestamptz DEFAULT now()")
     database.execute("INSERT INTO orders (id) VALUES (1)")
-    with database.connect() as late:
-        late.execute("BEGIN")
-        database.execute("INSERT INTO orders (id) VALUES (2)")
-        assert Reader(database).read() == [1]
-
-
-def test_the_session_that_holds_back_is_named(database: Database) -> None:
-    orders(database, "timestamptz DEFAULT now()")
-    assert Reader(database).horizon().held_by is None
+    reader = Reader(database)
+    with psycopg.connect(make_database("other")) as other:
+        other.execute("SELECT 1")
+        assert reader.horizon().held_by is None, "transactions of another database do not matter"
     with database.connect(application_name="nightly report") as late:
         late.execute("BEGIN")
         started = late.execute("SELECT now()").fetchone()
-        held = Reader(database).horizon().held_by
+        held = reader.horizon().held_by
         assert held is not None
         assert started is not None
         assert held.since == started[0]
-        text = str(held)
-        assert f"process {late.info.backend_pid} of {late.info.user} (nightly report)" in text
-        assert "idle in transaction" in text
-        assert "open since" in text
+        assert f"process {late.info.backend_pid} of {late.info.user} (nightly report)" in str(held)
+        assert "idle in transaction" in str(held)
+        assert "open since" in str(held)
+        # It has not written yet.
+        database.execute("INSERT INTO orders (id) VALUES (2)")
+        assert reader.read() == [1]
+        late.execute("INSERT INTO orders (id) VALUES (3)")
+        late.execute("COMMIT")
+    reader.read_until(3)
+    assert sorted(reader.loaded) == [1, 2, 3]
 
 
 def test_a_procedure_that_commits_keeps_the_time_of_its_call(database: Database) -> None:
@@ -177,8 +176,7 @@ def test_a_procedure_that_commits_keeps_the_time_of_its_call(database: Database)
         assert reader.read() == []
         gate.execute("SELECT pg_advisory_unlock(2)")
         called.result()
-    while len(reader.loaded) < 2:
-        reader.read()
+    reader.read_until(2)
     assert sorted(reader.loaded) == [1, 2]
 
 
@@ -192,15 +190,6 @@ def wait_for_lock(database: Database, number: int) -> None:
         assert time.monotonic() < until
 
 
-def test_another_database_s_transactions_do_not_matter(
-    database: Database, make_database: MakeDatabase
-) -> None:
-    orders(database, "timestamptz DEFAULT now()")
-    with psycopg.connect(make_database("other")) as other:
-        other.execute("SELECT 1")
-        assert Reader(database).horizon().held_by is None
-
-
 def test_a_plain_timestamp_is_read_in_the_zone_that_is_declared(database: Database) -> None:
     orders(database, "timestamp DEFAULT (now() AT TIME ZONE 'UTC')")
     utc = datetime.fromisoformat(str(Reader(database, timezone="UTC").horizon().high))
@@ -210,17 +199,15 @@ def test_a_plain_timestamp_is_read_in_the_zone_that_is_declared(database: Databa
     assert Reader(database, timezone="Europe/Berlin").horizon().guarantee is Guarantee.BOUNDED
 
 
-def test_a_date_stops_before_today_unless_a_day_of_lookback_covers_it(database: Database) -> None:
+def test_a_date_stops_before_today_or_the_day_an_open_transaction_began(
+    database: Database,
+) -> None:
     orders(database, "date")
     today = database.value("SELECT (now() AT TIME ZONE 'UTC')::date")
     before = Reader(database, timezone="UTC").horizon().high
     covered = Reader(database, timezone="UTC", lookback_days=True).horizon().high
     assert (today - datetime.fromisoformat(str(before)).date()).days == 1
     assert covered == str(today)
-
-
-def test_a_date_stops_before_the_day_an_open_transaction_began(database: Database) -> None:
-    orders(database, "date")
     with database.connect() as late:
         late.execute("BEGIN")
         start = late.execute("SELECT (now() AT TIME ZONE 'UTC')::date - 1").fetchone()
@@ -228,12 +215,9 @@ def test_a_date_stops_before_the_day_an_open_transaction_began(database: Databas
         assert Reader(database, timezone="UTC").horizon().high == str(start[0])
 
 
-@pytest.mark.parametrize("kind", ["smallint", "integer", "bigint"])
-def test_sequence_values_of_an_open_transaction_are_never_skipped(
-    database: Database, kind: str
-) -> None:
-    orders(database, f"{kind} DEFAULT 0")
-    database.execute("CREATE SEQUENCE s", "ALTER TABLE orders ALTER c SET DEFAULT nextval('s')")
+def test_sequence_values_of_an_open_transaction_are_never_skipped(database: Database) -> None:
+    database.execute("CREATE SEQUENCE s")
+    orders(database, "smallint DEFAULT nextval('s')")
     database.execute("INSERT INTO orders (id) VALUES (1), (2)")
     reader = Reader(database)
     assert reader.read() == [1, 2]
@@ -246,22 +230,17 @@ def test_sequence_values_of_an_open_transaction_are_never_skipped(
         assert held.high == "2"
         assert held.held_by is not None
         late.execute("COMMIT")
-    assert reader.read() == [3, 4]
+        assert reader.read() == [3, 4]
 
-
-def test_a_value_drawn_before_it_is_written_is_not_skipped_either(database: Database) -> None:
-    orders(database, "bigint DEFAULT 0")
-    database.execute("CREATE SEQUENCE s")
-    reader = Reader(database)
-    with database.connect() as late:
+        # A value that was drawn before it is written is not skipped either.
         late.execute("BEGIN")
         drawn = late.execute("SELECT nextval('s')").fetchone()
         assert drawn is not None
-        database.execute("INSERT INTO orders VALUES (2, nextval('s'))")
+        database.execute("INSERT INTO orders (id) VALUES (6)")
         assert reader.read() == []
-        late.execute("INSERT INTO orders VALUES (1, %s)", drawn)
+        late.execute("INSERT INTO orders VALUES (5, %s)", drawn)
         late.execute("COMMIT")
-    assert reader.read() == [1, 2]
+    assert reader.read() == [5, 6]
 
 
 def test_an_integer_horizon_waits_for_short_transactions_to_end(database: Database) -> None:
@@ -333,93 +312,156 @@ def test_sessions_that_do_not_show_are_not_taken_for_none(database: Database) ->
     assert "track_activities" in found.because
 
 
+# --- servers of their own
+
+SETTLE = 1.0
+PREPARES = {"max_prepared_transactions": "5"}
+
+
 @pytest.fixture(scope="module")
-def preparing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    """A server that allows prepared transactions."""
-    settings = {**FAST, "max_prepared_transactions": "5"}
-    server = EmbeddedServer(tmp_path_factory.mktemp("preparing") / "postgres", settings)
-    server.start()
-    yield server
-    server.stop("immediate")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """A primary, and a standby that asks for news every second while there are none."""
+    folder = tmp_path_factory.mktemp("standby")
+    often = {**PREPARES, "wal_receiver_timeout": "2s"}
+    with (
+        own_server(folder / "primary", PREPARES) as primary,
+        standby_of(primary, folder / "standby", often) as standby,
+    ):
+        yield primary, standby
 
 
 @pytest.fixture
-def prepared(preparing: EmbeddedServer) -> Iterator[Database]:
+def pair(servers: Servers) -> Iterator[tuple[Database, Database]]:
+    """One database, on the primary and on the standby."""
+    primary, standby = servers
     name = f"db_{uuid4().hex[:8]}"
-    preparing.ensure_database(name)
-    database = Database(preparing.conninfo(name))
-    with ExitStack() as stack:
-        for gid in ("one", "two"):
-            stack.callback(_forget, database, gid)
-        yield database
+    primary.ensure_database(name)
+    written = Database(primary.conninfo(name))
+    catch_up(written, Database(standby.conninfo("postgres")))
+    yield written, Database(standby.conninfo(name))
+    mine = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+    for (gid,) in written.execute(mine):
+        written.execute(f"ROLLBACK PREPARED '{gid}'")
 
 
-def _forget(database: Database, gid: str) -> None:
-    if database.value(f"SELECT count(*) FROM pg_prepared_xacts WHERE gid = '{gid}'"):
-        database.execute(f"ROLLBACK PREPARED '{gid}'")
+def catch_up(primary: Database, standby: Database, what: str = "replay") -> None:
+    """Wait until the standby has got or replayed all that is written by now."""
+    end = primary.value("SELECT pg_current_wal_flush_lsn()")
+    until = time.monotonic() + 60
+    while not standby.value(f"SELECT pg_last_wal_{what}_lsn() >= '{end}'"):
+        assert time.monotonic() < until
+
+
+@contextmanager
+def paused(standby: Database) -> Iterator[None]:
+    standby.execute("SELECT pg_wal_replay_pause()")
+    while standby.value("SELECT pg_get_wal_replay_pause_state()") != "paused":
+        pass
+    try:
+        yield
+    finally:
+        standby.execute("SELECT pg_wal_replay_resume()")
+
+
+def prepare(database: Database, table: str) -> None:
+    """Leave a prepared transaction that has written one row."""
+    database.execute("BEGIN", f"INSERT INTO {table} (id) VALUES (1)", "PREPARE TRANSACTION 'one'")
 
 
 @pytest.mark.parametrize("kind", ["timestamptz DEFAULT now()", "bigint DEFAULT 5"])
 def test_a_prepared_transaction_that_wrote_the_table_stops_everything(
-    prepared: Database, kind: str
+    pair: tuple[Database, Database], kind: str
 ) -> None:
-    orders(prepared, kind)
-    with prepared.connect() as session:
-        session.execute("BEGIN")
-        session.execute("INSERT INTO orders (id) VALUES (1)")
-        session.execute("PREPARE TRANSACTION 'one'")
-    prepared.execute("INSERT INTO orders (id) VALUES (2)")
-    reader = Reader(prepared)
+    primary, _ = pair
+    orders(primary, kind)
+    prepare(primary, "orders")
+    primary.execute("INSERT INTO orders (id) VALUES (2)")
+    reader = Reader(primary)
     found = reader.horizon()
     assert found.high is None
     assert "prepared transaction one" in str(found.held_by)
     assert reader.read() == []
-    prepared.execute("COMMIT PREPARED 'one'")
-    while len(reader.loaded) < 2:
-        reader.read()
+    primary.execute("COMMIT PREPARED 'one'")
+    reader.read_until(2)
     assert sorted(reader.loaded) == [1, 2]
 
 
-def test_a_prepared_transaction_on_another_table_does_not_matter(prepared: Database) -> None:
-    orders(prepared, "timestamptz DEFAULT now()")
-    prepared.execute("CREATE TABLE other (id int)", "INSERT INTO orders (id) VALUES (1)")
-    with prepared.connect() as session:
-        session.execute("BEGIN")
-        session.execute("INSERT INTO other VALUES (1)")
-        session.execute("PREPARE TRANSACTION 'two'")
-    assert Reader(prepared).read() == [1]
+def test_which_prepared_transactions_matter(pair: tuple[Database, Database]) -> None:
+    primary, _ = pair
+    primary.execute("CREATE TABLE other (id int)")
+    prepare(primary, "other")
+    orders(primary, "timestamptz DEFAULT now()")
+    primary.execute("INSERT INTO orders (id) VALUES (1)")
+    assert Reader(primary).read() == [1], "it is on another table"
+    primary.execute("DROP TABLE orders", "CREATE VIEW orders AS SELECT 1 AS id, now() AS c")
+    assert Reader(primary).horizon().high is None, "behind a view any of them may matter"
+    primary.execute("ROLLBACK PREPARED 'one'", "DROP VIEW orders")
 
-
-def test_behind_a_view_any_prepared_transaction_may_matter(prepared: Database) -> None:
-    prepared.execute("CREATE TABLE other (id int)")
-    prepared.execute("CREATE VIEW orders AS SELECT 1 AS id, now() AS c")
-    with prepared.connect() as session:
-        session.execute("BEGIN")
-        session.execute("INSERT INTO other VALUES (1)")
-        session.execute("PREPARE TRANSACTION 'two'")
-    assert Reader(prepared).horizon().high is None
+    stamped = "(id int, c timestamptz NOT NULL DEFAULT now())"
+    for make in (
+        f"CREATE TABLE orders {stamped} PARTITION BY RANGE (id);"
+        "CREATE TABLE part PARTITION OF orders FOR VALUES FROM (1) TO (10)",
+        f"CREATE TABLE orders {stamped}; CREATE TABLE between () INHERITS (orders);"
+        "CREATE TABLE part () INHERITS (between)",
+    ):
+        primary.execute("DROP TABLE IF EXISTS orders CASCADE", make)
+        assert Reader(primary).horizon().high is not None
+        prepare(primary, "part")
+        assert Reader(primary).horizon().high is None, "it is on a part"
+        primary.execute("ROLLBACK PREPARED 'one'")
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        (
-            "CREATE TABLE orders (id int, c timestamptz NOT NULL) PARTITION BY RANGE (id)",
-            "CREATE TABLE orders_1 PARTITION OF orders FOR VALUES FROM (1) TO (10)",
-        ),
-        (
-            "CREATE TABLE orders (id int, c timestamptz NOT NULL)",
-            "CREATE TABLE between () INHERITS (orders)",
-            "CREATE TABLE orders_1 () INHERITS (between)",
-        ),
-    ],
+    "kind", ["timestamptz DEFAULT now()", "bigint GENERATED BY DEFAULT AS IDENTITY"]
 )
-def test_a_prepared_transaction_on_a_part_counts_for_the_whole(
-    prepared: Database, make: tuple[str, ...]
+def test_a_commit_that_is_replayed_late_is_not_skipped(
+    pair: tuple[Database, Database], kind: str
 ) -> None:
-    prepared.execute(*make)
-    with prepared.connect() as session:
-        session.execute("BEGIN")
-        session.execute("INSERT INTO orders_1 VALUES (1, now())")
-        session.execute("PREPARE TRANSACTION 'one'")
-    assert Reader(prepared).horizon().high is None
+    primary, standby = pair
+    primary.execute(f"CREATE TABLE orders (id int PRIMARY KEY, c {kind} NOT NULL)")
+    reader = Reader(standby, settle_seconds=SETTLE)
+    with primary.connect() as late:
+        late.execute("BEGIN")
+        late.execute("INSERT INTO orders (id) VALUES (1)")
+        primary.execute("INSERT INTO orders (id) VALUES (2)")
+        catch_up(primary, standby)
+        assert reader.read() == []
+        with paused(standby):
+            # It was open for less than settle; the standby does not know yet that it has ended.
+            late.execute("COMMIT")
+            catch_up(primary, standby, "receive")
+            time.sleep(SETTLE + 0.1)
+            found = reader.horizon()
+            assert reader.read() == []
+            assert (found.guarantee, found.settles) == (Guarantee.SETTLED, True)
+            assert "s behind its primary" in found.because
+            assert "which has replayed up to" in str(found.held_by)
+            assert found.lag_seconds is not None
+            assert found.lag_seconds > SETTLE
+            assert reader.horizon(may_wait=True).high in (None, found.high)
+    # Nothing more is committed: the primary's messages say that time goes on.
+    reader.read_until(2)
+    assert sorted(reader.loaded) == [1, 2]
+    assert reader.horizon().held_by is None
+    assert reader.horizon().lag_seconds == 0
+
+
+def test_plan_and_status_say_how_far_the_standby_is_behind(
+    pair: tuple[Database, Database], make_place: MakePlace
+) -> None:
+    primary, standby = pair
+    place = make_place({**ORDERS, "settle": "1 s", "lookback": "1 minute"})
+    primary.execute(*CREATE, "INSERT INTO orders VALUES (1, 1)")
+    catch_up(primary, standby)
+    with Project.open(place.folder, **{"connections.shop": standby.conninfo}) as project:
+        before = plan_one(project)
+        assert before.guarantee is Guarantee.SETTLED
+        assert "the source is a standby and shows no open transactions" in before.because
+        with paused(standby):
+            primary.execute("INSERT INTO orders VALUES (2, 2)")
+            catch_up(primary, standby, "receive")
+            time.sleep(1.1)
+            planned = plan_one(project)
+            (status,) = read_status(project.context, [project.sync("orders")]).syncs
+    assert "s behind its primary" in planned.because
+    assert [note for note in status.notes if "s behind its primary" in note] == [*status.notes]

@@ -27,41 +27,23 @@ def java(options: str, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.fixture(scope="module")
-def options() -> str:
-    return java_archive.environment(java_archive.FOLDER)["JDK_JAVA_OPTIONS"]
-
-
-def test_spark_finds_its_classes_in_the_archive(tmp_path: Path, options: str) -> None:
+def test_spark_finds_its_classes_in_an_archive_that_fits_and_notices_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = java_archive.environment(java_archive.FOLDER)["JDK_JAVA_OPTIONS"]
     (tmp_path / "log4j2.properties").touch()
     path = f"{java_archive.class_path()}:{tmp_path}"
     loaded = java(options, "-Xlog:class+load", "-cp", path, SUBMIT, "--version").splitlines()
     assert [line for line in loaded if SUBMIT in line and "shared objects file (top)" in line]
 
-
-def test_an_archive_that_does_not_fit_is_left_aside_without_a_word(
-    tmp_path: Path, options: str
-) -> None:
     archive = options.rpartition("=")[2]
-    damaged, missing = tmp_path / "damaged.jsa", tmp_path / "missing.jsa"
+    damaged = tmp_path / "damaged.jsa"
     damaged.write_bytes(b"nothing" * 1000)
     expected = java(java_archive.QUICK, "-cp", str(tmp_path), "Missing")
-    for unfit in (archive, damaged, missing):
+    for unfit in (archive, damaged, tmp_path / "missing.jsa"):
         given = options.replace(archive, str(unfit))
         # No class path fits any of them here.
         assert java(given, "-cp", str(tmp_path), "Missing") == expected
 
-
-def test_a_machine_without_java_goes_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert java_archive.environment(tmp_path) == {}
-
-
-def test_an_archive_that_cannot_be_made_is_done_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(java_archive, "_TRAINING", "raise SystemExit(1)")
     assert java_archive.environment(tmp_path) == {}
-    assert [file.name for file in tmp_path.iterdir()] == ["spark-jsa.lock"]

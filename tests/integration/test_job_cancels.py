@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 
-from integration.job_store import RESOURCE, Store, open_store, request
+from integration.job_store import RESOURCE, Store, opened, store
 from tidegate.control.dead import DeadAttempt
 from tidegate.model.job import Claim, JobStatus, LockAt
 from tidegate.postgres.connect import Connection
-from tidegate.postgres.embedded import EmbeddedServer
 
-
-@pytest.fixture(scope="module")
-def opened(server: EmbeddedServer) -> Iterator[Store]:
-    with open_store(server) as store:
-        yield store
-
-
-@pytest.fixture
-def store(opened: Store) -> Store:
-    opened.clean()
-    return opened
-
+__all__ = ["opened", "store"]
 
 Action = Callable[[Store, Connection, Claim], bool]
 
@@ -74,7 +62,7 @@ def state(store: Store, job_id: UUID) -> tuple[str, bool, bool]:
 @pytest.fixture
 def mine(store: Store) -> Claim:
     store.submit(lock_at=LockAt.CLAIM)
-    return store.claim_one()
+    return store.take_one()
 
 
 def test_a_cancel_takes_the_job_from_its_attempt_and_keeps_the_table_until_it_is_ended(
@@ -99,46 +87,25 @@ def test_a_cancel_takes_the_job_from_its_attempt_and_keeps_the_table_until_it_is
     assert store.everything() == before
 
 
-def test_a_cancel_that_came_too_late_may_end_the_job_as_done(store: Store, mine: Claim) -> None:
-    assert request_cancel(store, store.session, mine)
-    assert store.cancels.finish(
-        store.session, mine.job_id, JobStatus.DONE, actor="ops", result={"rows": 3}
-    )
-    record = store.get(mine.job_id)
-    assert (record.status, record.result, record.error) == (JobStatus.DONE, {"rows": 3}, None)
-
-
-@pytest.mark.parametrize("other", OTHERS, ids=lambda other: other.__name__)
-@pytest.mark.parametrize("ended", [False, True], ids=["requested", "ended"])
+@pytest.mark.parametrize("status", [JobStatus.CANCELLED, JobStatus.DONE])
 def test_after_a_cancel_nobody_else_writes_for_the_job(
-    store: Store, mine: Claim, other: Action, ended: bool
+    store: Store, mine: Claim, status: JobStatus
 ) -> None:
+    def nobody_writes() -> None:
+        before = store.everything()
+        for other in OTHERS:
+            assert not other(store, store.session, mine), other
+        assert store.everything() == before
+        assert store.take(5) == []
+
     assert request_cancel(store, store.session, mine)
-    if ended:
-        assert finish_cancel(store, store.session, mine)
-    before = store.everything()
-    assert not other(store, store.session, mine)
-    assert store.everything() == before
-    assert store.claim(5) == []
-
-
-@pytest.mark.parametrize(
-    ("first", "requested", "ended"),
-    [
-        (finish, False, ("done", False, False)),
-        (beat, True, ("cancelled", False, False)),
-        (give_back, False, ("pending", True, False)),
-        (reclaim, False, ("pending", True, False)),
-    ],
-    ids=lambda value: getattr(value, "__name__", None),
-)
-def test_a_cancel_after_something_else_finds_what_that_left(
-    store: Store, mine: Claim, first: Action, requested: bool, ended: tuple[str, bool, bool]
-) -> None:
-    assert first(store, store.session, mine)
-    assert request_cancel(store, store.session, mine) is requested
-    assert finish_cancel(store, store.session, mine) is requested
-    assert state(store, mine.job_id) == ended
+    nobody_writes()
+    # One that came too late may end the job as done.
+    result = {"rows": 3} if status is JobStatus.DONE else None
+    assert store.cancels.finish(store.session, mine.job_id, status, actor="ops", result=result)
+    record = store.get(mine.job_id)
+    assert (record.status, record.result, record.error) == (status, result, None)
+    nobody_writes()
 
 
 def run_against(store: Store, first: Action, second: Action, mine: Claim) -> bool:
@@ -222,27 +189,6 @@ def test_a_half_done_cancel_is_shown_to_sweepers_only_after_its_patience(
     assert store.cancels.list_half_done(store.session, "shop") == []
 
 
-def test_of_cancellers_at_once_exactly_one_ends_the_job(store: Store, mine: Claim) -> None:
-    def cancel(_: int) -> bool:
-        with store.plane.connect() as own:
-            request_cancel(store, own, mine)
-            return finish_cancel(store, own, mine)
-
-    with ThreadPoolExecutor(6) as pool:
-        assert list(pool.map(cancel, range(12))).count(True) == 1
-    assert state(store, mine.job_id) == ("cancelled", False, False)
-    assert store.audit(mine.job_id).count("cancelled") == 1
-
-
-def test_a_pending_or_unknown_job_has_no_attempt_to_take_it_from(store: Store) -> None:
-    job_id = store.submit()
-    before = store.everything()
-    for one in (job_id, uuid4()):
-        assert store.cancels.request(store.session, one, actor="x", patience_seconds=1) is None
-        assert not store.cancels.finish(store.session, one, JobStatus.CANCELLED, actor="x")
-    assert store.everything() == before
-
-
 def heard(listening: Connection) -> list[tuple[str, str]]:
     """What was announced, and on which channel; the server sends it before it answers."""
     listening.execute("SELECT 1")
@@ -252,7 +198,7 @@ def heard(listening: Connection) -> list[tuple[str, str]]:
 def test_workers_are_told_of_new_work_and_of_cancels(store: Store) -> None:
     jobs, cancels = store.plane.channel("jobs"), store.plane.channel("cancels")
     with store.plane.connect() as listening:
-        listening.execute(f"LISTEN {jobs}; LISTEN {cancels}")  # type: ignore[arg-type]
+        listening.execute(f"LISTEN {jobs}; LISTEN {cancels}")
 
         def told(act: Callable[[], Any]) -> list[tuple[str, str]]:
             act()
@@ -260,14 +206,14 @@ def test_workers_are_told_of_new_work_and_of_cancels(store: Store) -> None:
 
         assert told(lambda: store.submit(project="bank")) == [(jobs, "bank")]
         assert told(store.submit) == [(jobs, "shop")]
-        mine = store.claim_one()
+        mine = store.take_one()
         assert heard(listening) == []
         assert told(lambda: give_back(store, store.session, mine)) == [(jobs, "shop")]
-        again = store.claim_one()
+        again = store.take_one()
         assert told(lambda: beat(store, store.session, again)) == []
         assert told(lambda: reclaim(store, store.session, again)) == [(jobs, "shop")]
         assert told(lambda: reclaim(store, store.session, again)) == []
-        third = store.claim_one()
+        third = store.take_one()
         assert told(lambda: request_cancel(store, store.session, third)) == [
             (cancels, third.attempt_id)
         ]
@@ -277,4 +223,4 @@ def test_workers_are_told_of_new_work_and_of_cancels(store: Store) -> None:
             assert heard(listening) == []
         assert heard(listening) == [(jobs, "shop")]
         store.plane.start_draining(store.session, "ops")
-        assert told(lambda: store.jobs.submit(store.session, request(), "test")) == []
+        assert told(store.ask) == []

@@ -1,27 +1,36 @@
-"""The hot statements of the job store go by their indexes, however much has been done before."""
+"""The hot statements of jobs go by their indexes, and the depth of the queue is counted right."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import psycopg
 import pytest
 from psycopg import sql
 
-from integration.job_store import Store, open_store, request
+from databases import Databases
+from deployment import depth_query
+from integration.job_store import TABLES, Store, open_store, opened, request, store
 from tidegate.control.bulk import submit_many
 from tidegate.postgres.embedded import EmbeddedServer
+from tidegate.postgres.identifiers import statement
 
-FINISHED, WAITING, CLAIMED = 100_000, 20_000, 20
+__all__ = ["opened", "store"]
+
+FINISHED, WAITING, CLAIMED = 20_000, 8_000, 20
 MODES = ["force_custom_plan", "force_generic_plan"]
+DAYS = 7 * 86_400.0
 
 FILL = f"""
 INSERT INTO jobs (job_id, project, kind, name, resource, payload, lock_at, submitted_by, status,
-                  finished_at)
+                  submitted_at, finished_at)
 SELECT gen_random_uuid(), 'shop', 'sync', 'n' || n % 50, 'r' || n, '{{}}', 'claim', 'test', 'done',
-       now()
+       now() - n * interval '1 minute', now() - n * interval '1 minute'
 FROM generate_series(1, {FINISHED}) n;
 INSERT INTO jobs (job_id, project, kind, name, resource, payload, lock_at, submitted_by,
                   submitted_at)
@@ -47,14 +56,18 @@ INSERT INTO job_audit (job_id, event, actor) SELECT job_id, 'submitted', 'test' 
 
 
 @pytest.fixture(scope="module")
-def store(server: EmbeddedServer) -> Iterator[Store]:
-    with open_store(server) as opened:
+def full(server: EmbeddedServer, kept_databases: Databases) -> Iterator[Store]:
+    with open_store(server, kept_databases) as opened:
         opened.session.execute(FILL)
         opened.execute("VACUUM (ANALYZE)")
         yield opened
+        opened.execute(f"TRUNCATE {', '.join(TABLES)} CASCADE")
 
 
-def claiming(store: Store, limit: int) -> tuple[sql.SQL, dict[str, Any]]:
+Parameters = dict[str, Any]
+
+
+def claiming(store: Store, limit: int) -> tuple[sql.SQL, Parameters]:
     return store.plane.claiming("pick_ready", limit), {
         "project": "shop",
         "kinds": ["sync", "vacuum"],
@@ -64,9 +77,7 @@ def claiming(store: Store, limit: int) -> tuple[sql.SQL, dict[str, Any]]:
     }
 
 
-def plan(
-    store: Store, statement: sql.SQL, parameters: dict[str, Any], mode: str
-) -> list[dict[str, Any]]:
+def plan(store: Store, statement: sql.SQL, parameters: Parameters, mode: str) -> list[Parameters]:
     """The nodes of the plan of a statement that is really run, and rolled back."""
     names = list(parameters)
     types = {float: "float8", bool: "bool", list: "text[]", int: "int"}
@@ -82,8 +93,8 @@ def plan(
     assert "%(" not in numbered
     with store.session.transaction(force_rollback=True):
         store.execute(f"SET LOCAL plan_cache_mode = {mode}")
-        store.session.execute("PREPARE hot AS " + numbered)  # type: ignore[arg-type,operator]
-        execute = sql.SQL("EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE hot")
+        store.session.execute("PREPARE hot AS " + numbered)
+        execute: sql.Composable = sql.SQL("EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE hot")
         if names:
             execute = execute + sql.SQL("({})").format(given)
         row = store.session.execute(execute).fetchone()
@@ -93,13 +104,13 @@ def plan(
     return list(nodes(root[0]["Plan"]))
 
 
-def nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def nodes(node: Parameters) -> Iterator[Parameters]:
     yield node
     for below in node.get("Plans", []):
         yield from nodes(below)
 
 
-def scans_of(found: list[dict[str, Any]], relation: str) -> set[tuple[str, str | None]]:
+def scans_of(found: list[Parameters], relation: str) -> set[tuple[str, str | None]]:
     """How a table is read, and by which index."""
     return {
         (node["Node Type"], node.get("Index Name"))
@@ -108,70 +119,70 @@ def scans_of(found: list[dict[str, Any]], relation: str) -> set[tuple[str, str |
     }
 
 
+def by(found: list[Parameters], index: str) -> Parameters:
+    """The one node that reads this index."""
+    (node,) = [node for node in found if node.get("Index Name") == index]
+    return node
+
+
+BY_JOB = {("Index Scan", "jobs_pkey")}
+BY_CLAIM = {("Index Scan", "job_queue_claimed")}
+
+
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("limit", [1, 10])
-def test_a_claim_reads_as_many_rows_as_it_takes(store: Store, mode: str, limit: int) -> None:
-    found = plan(store, *claiming(store, limit), mode)
-    # Without limits nobody counts how many are claimed.
-    counting = [node for node in found if node.get("Index Name") == "job_queue_claimed"]
-    assert [node["Actual Loops"] for node in counting] == [0]
-    found = [node for node in found if node["Actual Loops"]]
-    assert scans_of(found, "job_queue") == {
-        ("Index Scan", "job_queue_ready"),
-        ("Index Scan", "job_queue_pkey"),
-    }
-    assert scans_of(found, "jobs") == {("Index Scan", "jobs_pkey")}
-    (picking,) = [node for node in found if node.get("Index Name") == "job_queue_ready"]
-    assert picking["Actual Rows"] <= limit + CLAIMED
-    assert sum(node["Actual Rows"] for node in found if node["Node Type"] == "Sort") <= 3 * limit
+def test_a_claim_reads_as_many_rows_as_it_takes(full: Store, mode: str) -> None:
+    for limit in (1, 10):
+        found = plan(full, *claiming(full, limit), mode)
+        # Without limits nobody counts how many are claimed.
+        assert by(found, "job_queue_claimed")["Actual Loops"] == 0
+        found = [node for node in found if node["Actual Loops"]]
+        assert scans_of(found, "job_queue") == {
+            ("Index Scan", "job_queue_ready"),
+            ("Index Scan", "job_queue_pkey"),
+        }
+        assert scans_of(found, "jobs") == BY_JOB
+        assert by(found, "job_queue_ready")["Actual Rows"] <= limit + CLAIMED
+        sorted_rows = [node["Actual Rows"] for node in found if node["Node Type"] == "Sort"]
+        assert sum(sorted_rows) <= 3 * limit
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_however_many_wait_for_a_place_what_is_used_up_is_counted_once(
-    store: Store, mode: str
+    full: Store, mode: str
 ) -> None:
-    waiting, others = ["full"], 3_000
-    with store.session.transaction(force_rollback=True):
-        first = "SELECT job_id FROM job_queue WHERE claimed_at IS NULL"
-        store.execute("UPDATE job_queue SET limits = %s WHERE claimed_at IS NOT NULL", waiting)
-        store.execute(
-            f"UPDATE job_queue SET limits = %s, priority = 9 WHERE job_id IN ({first} LIMIT %s)",
-            waiting,
-            others,
+    with full.session.transaction(force_rollback=True):
+        first = "SELECT job_id FROM job_queue WHERE claimed_at IS NULL LIMIT 3000"
+        full.execute("UPDATE job_queue SET limits = '{full}' WHERE claimed_at IS NOT NULL")
+        full.execute(
+            f"UPDATE job_queue SET limits = '{{full}}', priority = 9 WHERE job_id IN ({first})"
         )
-        store.execute("ANALYZE job_queue")
-        found = plan(store, *claiming(store, 10), mode)
-    (counting,) = [node for node in found if node.get("Index Name") == "job_queue_claimed"]
+        full.execute("ANALYZE job_queue")
+        found = plan(full, *claiming(full, 10), mode)
+    counting = by(found, "job_queue_claimed")
     assert (counting["Actual Loops"], counting["Actual Rows"]) == (1, CLAIMED)
-    (picking,) = [node for node in found if node.get("Index Name") == "job_queue_ready"]
-    assert picking["Actual Rows"] <= 10 + CLAIMED
+    assert by(found, "job_queue_ready")["Actual Rows"] <= 10 + CLAIMED
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("project", ["shop", None])
-def test_looking_for_the_dead_reads_only_what_is_claimed(
-    store: Store, mode: str, project: str | None
+def test_looking_for_the_dead_and_the_cancelled_reads_only_what_is_claimed(
+    full: Store, mode: str
 ) -> None:
-    statement = store.plane.statement("job_queue", "list_dead")
-    found = plan(store, statement, {"resource": None, "project": project}, mode)
-    assert scans_of(found, "job_queue") == {("Index Scan", "job_queue_claimed")}
-    assert scans_of(found, "jobs") == {("Index Scan", "jobs_pkey")}
-    assert found[0]["Actual Rows"] == CLAIMED
+    for project in ("shop", None):
+        dead = full.plane.statement("job_queue", "list_dead")
+        found = plan(full, dead, {"resource": None, "project": project}, mode)
+        assert (scans_of(found, "job_queue"), scans_of(found, "jobs")) == (BY_CLAIM, BY_JOB)
+        assert found[0]["Actual Rows"] == CLAIMED
+    half = full.plane.statement("job_queue", "list_half_cancelled")
+    found = plan(full, half, {"project": "shop"}, mode)
+    assert (scans_of(found, "job_queue"), scans_of(found, "jobs")) == (BY_CLAIM, BY_JOB)
+    for name in ("list_workers", "prune_workers"):
+        found = plan(full, full.plane.statement("workers", name), {}, mode)
+        assert {index for _, index in scans_of(found, "job_queue")} == {"job_queue_claimed"}
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_looking_for_half_cancelled_jobs_reads_only_what_is_claimed(
-    store: Store, mode: str
-) -> None:
-    statement = store.plane.statement("job_queue", "list_half_cancelled")
-    found = plan(store, statement, {"project": "shop"}, mode)
-    assert scans_of(found, "job_queue") == {("Index Scan", "job_queue_claimed")}
-    assert scans_of(found, "jobs") == {("Index Scan", "jobs_pkey")}
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_reclaim_goes_by_the_job(store: Store, mode: str) -> None:
-    (job_id,) = store.execute("SELECT job_id::text FROM job_queue WHERE claimed_at IS NOT NULL")[0]
+def test_a_reclaim_goes_by_the_job(full: Store, mode: str) -> None:
+    job_id = full.value("SELECT job_id::text FROM job_queue WHERE claimed_at IS NOT NULL")
     parameters = {
         "job_id": job_id,
         "attempt_id": job_id,
@@ -182,46 +193,161 @@ def test_a_reclaim_goes_by_the_job(store: Store, mode: str) -> None:
         "channel": "none",
         "most_crashes": 5,
     }
-    found = plan(store, store.plane.statement("job_queue", "reclaim"), parameters, mode)
+    found = plan(full, full.plane.statement("job_queue", "reclaim"), parameters, mode)
     assert scans_of(found, "job_queue") == {("Index Scan", "job_queue_pkey")}
-    assert scans_of(found, "jobs") == {("Index Scan", "jobs_pkey")}
+    assert scans_of(found, "jobs") == BY_JOB
     assert found[0]["Actual Rows"] == 1
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["list_workers", "prune_workers"])
-def test_what_a_worker_holds_is_found_by_the_worker(store: Store, mode: str, name: str) -> None:
-    found = plan(store, store.plane.statement("workers", name), {}, mode)
-    assert {index for _, index in scans_of(found, "job_queue")} == {"job_queue_claimed"}
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_depth_is_counted_in_an_index_without_a_look_at_the_table(store: Store, mode: str) -> None:
-    store.execute("VACUUM job_queue")
-    found = plan(store, store.plane.statement("job_queue", "depth"), {}, mode)
+def test_depth_is_counted_in_an_index_without_a_look_at_the_table(full: Store, mode: str) -> None:
+    full.execute("VACUUM job_queue")
+    found = plan(full, full.plane.statement("job_queue", "depth"), {}, mode)
     assert scans_of(found, "job_queue") == {("Index Only Scan", "job_queue_waiting")}
-    (counting,) = [node for node in found if node["Node Type"] == "Index Only Scan"]
+    counting = by(found, "job_queue_waiting")
     assert counting["Actual Rows"] == WAITING
     # The pages of what is claimed may still be seen differently by others.
-    assert counting["Heap Fetches"] < WAITING / 100
+    assert counting["Heap Fetches"] < WAITING / 50
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_died_at_a_table_is_counted_among_its_own_jobs(store: Store, mode: str) -> None:
-    statement = store.plane.statement("job_attempts", "count_died")
-    found = plan(store, statement, {"resources": ["r1", "r2"]}, mode)
+def test_what_died_and_what_is_old_is_not_looked_for_among_all(full: Store, mode: str) -> None:
+    died = full.plane.statement("job_attempts", "count_died")
+    found = plan(full, died, {"resources": ["r1", "r2"]}, mode)
     assert "Seq Scan" not in {kind for kind, _ in scans_of(found, "jobs")}
     assert "jobs_resource" in {node.get("Index Name") for node in found}
+    text = full.plane.statement("jobs", "prune_jobs").as_string(None)
+    rows = full.session.execute(
+        "EXPLAIN " + text,
+        {"older_than": DAYS, "limit": 100},
+    )
+    pruning = "\n".join(row[0] for row in rows)
+    assert "jobs_submitted" in pruning
+    assert "jobs_recent" in pruning
+    assert "Seq Scan on jobs" not in pruning
 
 
-def test_an_empty_queue_that_was_just_filled_is_claimed_from_by_its_index(
-    server: EmbeddedServer,
+def test_neither_the_newest_jobs_nor_the_unfinished_ones_are_looked_for_among_all(
+    full: Store,
 ) -> None:
-    with open_store(server) as store:
-        store.execute("ANALYZE job_queue")
-        many = (request(resource=str(uuid4())) for _ in range(5_000))
-        submit_many(store.session, store.plane, many, "test")
-        for mode in MODES:
-            found = plan(store, *claiming(store, 10), mode)
-            (picking,) = [node for node in found if node.get("Index Name") == "job_queue_ready"]
-            assert (picking["Node Type"], picking["Actual Rows"]) == ("Index Scan", 10)
+    values: dict[str, object] = {"project": "shop", "job_ids": None, "kinds": None, "names": None}
+    values |= {"before_at": None, "before_id": None, "limit": 20}
+    text = full.plane.statement("job_lists", "list_jobs").as_string(None)
+    with full.session.transaction(force_rollback=True):
+        full.execute("DELETE FROM job_queue WHERE claimed_at IS NULL")
+        full.execute("ANALYZE job_queue")
+        for statuses, unfinished, index in (
+            (None, False, "jobs_submitted"),
+            (["running"], True, "jobs_pkey"),
+        ):
+            rows = full.session.execute(
+                "EXPLAIN " + text,
+                values | {"statuses": statuses, "unfinished": unfinished},
+            )
+            found = "\n".join(row[0] for row in rows)
+            assert index in found
+            assert "Seq Scan on jobs" not in found
+
+
+def test_ending_well_writes_nothing_more_for_notices(full: Store) -> None:
+    """What a job that does not fail pays for notices: no row, and no index on its updates."""
+    with full.session.transaction(force_rollback=True):
+        rows = full.execute(
+            "EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF)"
+            " UPDATE jobs SET status = 'done' WHERE status = 'running'"
+        )
+    assert "jobs_failed" not in "\n".join(row[0] for row in rows)
+    indexes = full.execute(
+        "SELECT indexdef FROM pg_indexes WHERE schemaname = 'tidegate_control'"
+        " AND tablename = 'jobs' AND indexdef ~ '(status|finished_at)'"
+    )
+    assert indexes == []
+
+
+def test_an_empty_queue_that_was_just_filled_is_claimed_from_by_its_index(store: Store) -> None:
+    store.execute("VACUUM ANALYZE job_queue")
+    many = (request(resource=str(uuid4())) for _ in range(5_000))
+    submit_many(store.session, store.plane, many, "test")
+    for mode in MODES:
+        picking = by(plan(store, *claiming(store, 10), mode), "job_queue_ready")
+        assert (picking["Node Type"], picking["Actual Rows"]) == ("Index Scan", 10)
+
+
+# The query that KEDA polls
+
+PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
+
+# How a queue row came to be, the moments it carries, and how many pods it asks for.
+SOON, LATE = "now() + interval '3 minutes'", "now() - interval '1 minute'"
+STATES = {
+    "pending": ("now() - interval '1 second'", False, "NULL", 1),
+    "pending since long": ("now() - interval '30 days'", False, "NULL", 1),
+    "pending, to be seen later": ("now() + interval '1 hour'", False, "NULL", 0),
+    "claimed": (SOON, True, SOON, 0),
+    "claimed, its first lease renewed": (LATE, True, SOON, 0),
+    # The sweeper gives it back; a pod could not take it.
+    "claimed, its lease over": (LATE, True, LATE, 0),
+}
+
+
+def enqueue(store: Store, state: str) -> None:
+    visible_at, claimed, lease_until, _ = STATES[state]
+    claim = "now(), 'worker', gen_random_uuid()::text, 7" if claimed else "NULL, NULL, NULL, NULL"
+    store.execute(
+        f"""
+        WITH job AS (
+            INSERT INTO jobs (job_id, project, kind, name, resource, payload, submitted_by, status)
+            VALUES (gen_random_uuid(), 'shop', 'sync', 'orders', gen_random_uuid()::text, '{{}}',
+                    'test', '{"running" if claimed else "pending"}')
+            RETURNING job_id
+        )
+        INSERT INTO job_queue (job_id, project, kind, visible_at, lease_until, claimed_at,
+                               claimed_by, attempt_id, fence)
+        SELECT job_id, 'shop', 'sync', {visible_at}, {lease_until}, {claim} FROM job
+        """
+    )
+
+
+def normalised(query: str) -> str:
+    """Without comments and quotes, with single spaces, in lower case."""
+    bare = re.sub(r"--.*", "", query).replace('"', "")
+    return " ".join(bare.split()).lower()
+
+
+def test_a_job_asks_for_a_pod_when_it_could_be_claimed_now(store: Store) -> None:
+    ours = statement("control/job_queue", "depth", schema=sql.Identifier("tidegate_control"))
+    assert normalised(depth_query()) == normalised(ours.as_string(None))
+    expected = 0
+    assert store.execute(depth_query()) == [(0,)]
+    for state in STATES:
+        for _ in range(2):
+            enqueue(store, state)
+            expected += STATES[state][-1]
+            assert store.execute(depth_query()) == [(expected,)], state
+    for status in ("done", "failed", "cancelled"):
+        store.execute(
+            "INSERT INTO jobs (job_id, project, kind, name, resource, payload, submitted_by,"
+            " status, finished_at) VALUES (gen_random_uuid(), 'shop', 'sync', 'orders', 'r', '{}',"
+            " 'test', %s, now())",
+            status,
+        )
+    assert store.execute(depth_query()) == [(expected,)]
+
+
+def test_the_role_that_the_page_makes_can_count_and_no_more(store: Store) -> None:
+    (made,) = re.findall(r"^```sql\n(.*?)^```", PAGE.read_text(), flags=re.M | re.S)
+    enqueue(store, "pending")
+    try:
+        store.session.execute(made)
+        with store.plane.connect() as connection:
+            connection.execute("SET ROLE tidegate_depth")
+            assert connection.execute(depth_query()).fetchone() == (1,)
+            for forbidden in (
+                "SELECT payload FROM tidegate_control.jobs",
+                "DELETE FROM tidegate_control.job_queue",
+            ):
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    connection.execute(forbidden)
+    finally:
+        # Roles belong to the whole server, which other tests use too.
+        store.session.execute("DROP OWNED BY tidegate_depth; DROP ROLE tidegate_depth")

@@ -21,26 +21,22 @@ def pid(sessions: KeptSessions) -> int:
         return connection.info.backend_pid
 
 
-def test_one_job_after_the_other_uses_the_same_session(sessions: KeptSessions) -> None:
+def test_sessions_are_used_again_while_they_are_good(
+    sessions: KeptSessions, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert pid(sessions) == pid(sessions)
     with sessions.borrow() as connection:
         assert pid(sessions) != connection.info.backend_pid
-    sessions.close()
 
-
-def test_a_session_whose_job_failed_is_not_used_again(sessions: KeptSessions) -> None:
+    # not after a job that failed or left a transaction open
     with pytest.raises(ValueError, match="broken"), sessions.borrow() as connection:
         raise ValueError("broken")
     assert connection.closed
     with sessions.borrow() as left:
         left.execute("BEGIN")
     assert left.closed
-    sessions.close()
 
-
-def test_a_session_that_the_server_ended_meanwhile_is_not_used_again(
-    sessions: KeptSessions, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    # nor when the server has ended it meanwhile
     monkeypatch.setattr(kept_sessions, "_TRUSTED_SECONDS", 0.0)
     before = pid(sessions)
     assert pid(sessions) == before

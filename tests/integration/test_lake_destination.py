@@ -6,32 +6,26 @@ and all that is around them. The rest of it in the other modes is run by make ch
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pyarrow as pa
 import pytest
 
-from integration.conftest import Database
-from integration.deletes_conformance import DeletesConformance
 from integration.destination_conformance import (
-    MakeHarness,
+    DeletesConformance,
     MergeConformance,
     ProtocolConformance,
     RowsConformance,
-    load,
 )
-from integration.lake_harness import Lake, LakeHarness, lake_shape, make_lake, maker
+from integration.destination_harness import MakeHarness, Row, load, make_shape
+from integration.lake_harness import Lake, LakeHarness, lake, maker, shared
 from tidegate.destinations import lake_publishing
 from tidegate.errors import RemovalRefused
+from tidegate.lake.bounds import all_newer
 from tidegate.lake.files import arrow_schema, write_file
 from tidegate.model.batch import Batch, BatchKind
+from tidegate.model.lake import MAIN
 from tidegate.model.rules import Mode, RemovalLimit, Rules
-from tidegate.spark.session import SparkSessions
 
-
-@pytest.fixture
-def lake(database: Database, tmp_path: Path, warm_spark: SparkSessions) -> Lake:
-    return make_lake(database, tmp_path, warm_spark)
+__all__ = ["lake", "shared"]
 
 
 class TestMerge(MergeConformance):
@@ -40,6 +34,78 @@ class TestMerge(MergeConformance):
     @pytest.fixture
     def make_harness(self, lake: Lake) -> MakeHarness:
         return maker(lake, Mode.MERGE)
+
+
+class TestMergeWithDeletes:
+    """merge keeps the contract of deletes."""
+
+    test_batch = DeletesConformance.test_one_batch_brings_new_rows_changes_and_deletes
+
+    @pytest.fixture
+    def make_harness(self, lake: Lake) -> MakeHarness:
+        return maker(lake, Mode.MERGE)
+
+
+class TestDeleteInsert:
+    """delete_insert deletes by the statement of merge, but never asks which row is newer."""
+
+    @pytest.fixture
+    def make_harness(self, lake: Lake) -> MakeHarness:
+        return maker(lake, Mode.DELETE_INSERT)
+
+    def test_an_older_row_replaces_a_newer(self, make_harness: MakeHarness) -> None:
+        harness = make_harness(deletes=True)
+        load(harness, (1, "newer", 8, False), (2, "b", 8, False), (3, "c", 8, False))
+        older = load(harness, (1, "older", 3, False), (2, "b", 8, False), (3, "c", 1, True))
+        assert (older.rows, older.changed) == (3, 2)
+        assert harness.rows() == [(1, "older", 3), (2, "b", 8)]
+
+
+class TestWithoutAKey:
+    """append and replace without a key do with rows what they must."""
+
+    test_empties = (
+        RowsConformance.test_empty_batches_count_and_refused_ones_leave_no_marker_and_no_move
+    )
+
+    @pytest.fixture(params=[Mode.APPEND, Mode.REPLACE])
+    def make_harness(self, lake: Lake, request: pytest.FixtureRequest) -> MakeHarness:
+        return maker(lake, request.param, keyless=True)
+
+
+@pytest.mark.chaos
+class TestEveryMode(ProtocolConformance, RowsConformance):
+    """What merge keeps, the other modes keep too."""
+
+    @pytest.fixture(
+        params=[
+            (Mode.DELETE_INSERT, False),
+            (Mode.APPEND, True),
+            (Mode.REPLACE, False),
+            (Mode.REPLACE, True),
+        ]
+    )
+    def make_harness(self, lake: Lake, request: pytest.FixtureRequest) -> MakeHarness:
+        mode, keyless = request.param
+        return maker(lake, mode, keyless=keyless)
+
+
+@pytest.mark.chaos
+class TestAllDeletes(DeletesConformance):
+    """merge and delete_insert keep the contract of deletes for every kind of key."""
+
+    @pytest.fixture(params=[Mode.MERGE, Mode.DELETE_INSERT])
+    def make_harness(self, lake: Lake, request: pytest.FixtureRequest) -> MakeHarness:
+        return maker(lake, request.param)
+
+
+@pytest.mark.chaos
+class TestReplaceAsMerge(MergeConformance):
+    """replace with a key keeps the contract of merge."""
+
+    @pytest.fixture
+    def make_harness(self, lake: Lake) -> MakeHarness:
+        return maker(lake, Mode.REPLACE)
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -61,13 +127,21 @@ def test_what_a_task_writes_after_its_job_has_failed_is_swept_unless_none_can(
     assert harness.staged_tables() == (1 if ended else 0)
 
 
-@pytest.mark.parametrize("races", [3, 0], ids=["branch", "main"])
-@pytest.mark.parametrize(("mode", "key"), [(Mode.MERGE, "id"), (Mode.REPLACE, "")])
+@pytest.mark.parametrize(
+    ("mode", "key", "races"),
+    [
+        (Mode.MERGE, "id", 3),
+        (Mode.REPLACE, "", 0),
+        pytest.param(Mode.MERGE, "id", 0, marks=pytest.mark.chaos),
+        pytest.param(Mode.REPLACE, "", 3, marks=pytest.mark.chaos),
+    ],
+)
 def test_a_load_of_everything_that_removes_more_than_a_half_changes_nothing(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, mode: Mode, key: str, races: int
 ) -> None:
+    """On a branch, and where it goes to main itself after so many races that it lost."""
     rules = Rules(mode=mode, removal=RemovalLimit(0.5, "allow it"))
-    harness = LakeHarness(lake, lake_shape(key=key, unique=bool(key)), rules)
+    harness = LakeHarness(lake, make_shape(key=key, unique=bool(key)), rules)
     load(harness, *((n, "a", 1) for n in range(200)))
     monkeypatch.setattr(lake_publishing, "_RACES", races)
     before, markers, files = harness.rows(), harness.markers(), harness.staged_tables()
@@ -85,95 +159,21 @@ def test_a_load_of_everything_that_removes_more_than_a_half_changes_nothing(
     assert len(harness.rows()) == 100
 
 
-class TestMergeWithDeletes(DeletesConformance):
-    """merge keeps the contract of deletes."""
-
-    @pytest.fixture
-    def make_harness(self, lake: Lake) -> MakeHarness:
-        return maker(lake, Mode.MERGE)
-
-
-class TestDeleteInsert(RowsConformance):
-    """delete_insert does with rows what it must."""
-
-    @pytest.fixture
-    def make_harness(self, lake: Lake) -> MakeHarness:
-        return maker(lake, Mode.DELETE_INSERT)
+def is_newer(harness: LakeHarness, *rows: Row, column: str = "c") -> bool:
+    """As the metadata of files tells, so that a merge need not read the cursor."""
+    relation, location = harness.destination.relation, harness.read().location
+    writes = harness.stage(harness.attempt(), rows)
+    return all_newer(harness.lake.catalog, relation, MAIN, location, writes, column)
 
 
-class TestDeleteInsertWithDeletes:
-    """delete_insert deletes by the statement of merge, but never asks which row is newer."""
-
-    test_one_batch = DeletesConformance.test_one_batch_brings_new_rows_changes_and_deletes
-    test_any_cursor = (
-        DeletesConformance.test_a_delete_counts_whatever_the_cursor_of_the_row_that_is_there
-    )
-
-    @pytest.fixture
-    def make_harness(self, lake: Lake) -> MakeHarness:
-        return maker(lake, Mode.DELETE_INSERT)
-
-
-class TestPlainAppend(RowsConformance):
-    """append without a key does with rows what it must."""
-
-    @pytest.fixture
-    def make_harness(self, lake: Lake) -> MakeHarness:
-        return maker(lake, Mode.APPEND, keyless=True)
-
-
-class TestReplaceWithAKey(RowsConformance):
-    """replace with a key does with rows what it must, and touches only what differs."""
-
-    test_changed = MergeConformance.test_a_row_that_changed_replaces_the_old_one
-    test_unchanged = MergeConformance.test_rows_that_did_not_change_are_not_counted_as_changed
-    test_full = (
-        MergeConformance.test_a_full_batch_removes_what_it_does_not_hold_and_takes_older_rows
-    )
-
-    @pytest.fixture
-    def make_harness(self, lake: Lake) -> MakeHarness:
-        return maker(lake, Mode.REPLACE)
-
-
-class TestReplaceWithoutAKey(RowsConformance):
-    """replace without a key does with rows what it must."""
-
-    @pytest.fixture
-    def make_harness(self, lake: Lake) -> MakeHarness:
-        return maker(lake, Mode.REPLACE, keyless=True)
-
-
-@pytest.mark.chaos
-class TestProtocolInEveryMode(ProtocolConformance):
-    """What merge keeps whatever its mode, the others keep too."""
-
-    @pytest.fixture(
-        params=[
-            (Mode.DELETE_INSERT, False),
-            (Mode.APPEND, True),
-            (Mode.REPLACE, False),
-            (Mode.REPLACE, True),
-        ]
-    )
-    def make_harness(self, lake: Lake, request: pytest.FixtureRequest) -> MakeHarness:
-        mode, keyless = request.param
-        return maker(lake, mode, keyless=keyless)
-
-
-@pytest.mark.chaos
-class TestDeleteInsertWithAllDeletes(DeletesConformance):
-    """delete_insert keeps the contract of deletes."""
-
-    @pytest.fixture
-    def make_harness(self, lake: Lake) -> MakeHarness:
-        return maker(lake, Mode.DELETE_INSERT)
-
-
-@pytest.mark.chaos
-class TestReplaceWithAKeyAsMerge(MergeConformance):
-    """replace with a key keeps the contract of merge."""
-
-    @pytest.fixture
-    def make_harness(self, lake: Lake) -> MakeHarness:
-        return maker(lake, Mode.REPLACE)
+def test_rows_are_newer_only_if_each_is_above_all_that_is_there(lake: Lake) -> None:
+    harness = LakeHarness(lake)
+    load(harness, (1, "a", 5), (2, "b", 7), (3, "no cursor", None), high=7)
+    load(harness, (4, "c", 9), high=9)
+    assert is_newer(harness, (1, "later", 10), (9, "new", 12))
+    assert not is_newer(harness, (1, "at the same time", 9))
+    assert not is_newer(harness, (1, "later", 10), (2, "earlier", 6))
+    assert not is_newer(harness, (1, "later", 10), (2, "without one", None))
+    # A column whose bounds are cut off, or that is not there, tells nothing.
+    assert not is_newer(harness, (1, "z", 10), column="name")
+    assert not is_newer(harness, (1, "z", 10), column="missing")

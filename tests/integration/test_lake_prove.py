@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +9,9 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from conftest import FAST
-from integration.conftest import MakePlace, Place
+from integration.conftest import MakePlace
 from integration.lakes import change, make_lake_project
-from integration.test_prove import ORDERS, ROWS, TABLE, Proved, fill, scratch_databases
+from integration.test_prove import ORDERS, ROWS, TABLE, Proved, fill, scratch_databases, state
 from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.spark.session import SparkSessions
 from tidegate.testing import assert_crash_safe, assert_idempotent
@@ -23,42 +21,28 @@ from tidegate.testing.lake_trial import LakeTrial
 from tidegate.testing.report import Cause
 from tidegate.testing.sandbox import SandboxProject
 
+__all__ = ["state"]
+
 LAKE = {**ORDERS, "target": "lake:raw.orders"}
 OWN = ("branch.created", "branch.staged", "intent.noted", "branch.forwarded", "branch.dropped")
-
-
-@pytest.fixture(scope="module")
-def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The state of all projects here, with an embedded server that runs already."""
-    folder = tmp_path_factory.mktemp("state")
-    server = EmbeddedServer(folder / "postgres", FAST)
-    server.start()
-    yield folder
-    server.stop("immediate")
-
-
-def make_shop(make_place: MakePlace, state: Path, *syncs: dict[str, Any], **options: Any) -> Place:
-    _, place = make_lake_project(
-        make_place, None, *syncs, databases=2, spark={"master": "local[2]"}, **options
-    )
-    toml = place.folder / "tidegate.toml"
-    text = toml.read_text()
-    toml.write_text(text.replace("[project]\n", f'[project]\nstate = "{state}"\n', 1))
-    place.source.execute(TABLE)
-    return place
 
 
 EXTERNAL = '{ type = "iceberg", catalog = "rest", uri = "http://127.0.0.1:9/" }'
 
 
-def prove(make_place: MakePlace, state: Path, *arguments: str) -> dict[str, Any]:
-    """A proof that must succeed, and of which nothing stays."""
-    place = make_shop(make_place, state, LAKE)
-    # A catalog that nobody answers at: a proof that needed it would fail.
+@pytest.mark.chaos
+def test_a_sync_into_a_lake_survives_a_kill_at_every_point_in_a_lake_of_its_own(
+    make_place: MakePlace, state: Path
+) -> None:
+    """Nothing of the proof stays."""
+    _, place = make_lake_project(make_place, None, LAKE, databases=2, spark={"master": "local[2]"})
     toml = place.folder / "tidegate.toml"
-    toml.write_text(toml.read_text().replace('{ type = "iceberg" }', EXTERNAL, 1))
+    text = toml.read_text().replace("[project]\n", f'[project]\nstate = "{state}"\n', 1)
+    # A catalog that nobody answers at: a proof that needed it would fail.
+    toml.write_text(text.replace('{ type = "iceberg" }', EXTERNAL, 1))
+    place.source.execute(TABLE)
     fill(place, 8)
-    proved = Proved(place, "--json", *arguments)
+    proved = Proved(place, "--json")
     assert proved.code == 0, proved.out
     document = proved.document
     assert (document["lost"], document["doubled"], document["finding"]) == (0, 0, None)
@@ -66,23 +50,6 @@ def prove(make_place: MakePlace, state: Path, *arguments: str) -> dict[str, Any]
     assert scratch_databases(state) == []
     assert list((state / "prove").glob("*")) == []
     assert not (state / "lake").exists()
-    return document
-
-
-@pytest.mark.chaos
-def test_a_sync_into_a_lake_is_proved_in_a_lake_of_its_own(
-    make_place: MakePlace, state: Path
-) -> None:
-    document = prove(make_place, state, "--point", "branch.staged", "--point", "branch.forwarded")
-    killed = [kill["point"] for kill in document["kills"] if kill["killed"]]
-    assert sorted(killed) == ["branch.forwarded", "branch.staged"]
-
-
-@pytest.mark.chaos
-def test_a_sync_into_a_lake_survives_a_kill_at_every_point(
-    make_place: MakePlace, state: Path
-) -> None:
-    document = prove(make_place, state)
     killed = {kill["point"] for kill in document["kills"] if kill["killed"]}
     assert killed >= {*OWN, "publish.committed", "stage.written", "job.finished"}
 

@@ -7,22 +7,25 @@ import sys
 from typing import Any
 
 import pytest
-from pyiceberg.table import Table
 
-from integration.commands import DONE, tidegate
+from integration.commands import DONE
 from integration.conftest import MakePlace, Place
-from integration.filled_lakes import ORDERS, fill_table, lake_place, open_table, orders, table_of
+from integration.filled_lakes import (
+    ORDERS,
+    fill_table,
+    lake_place,
+    open_table,
+    orders,
+    rows_of,
+    table_of,
+)
+from integration.here import tidegate
 from integration.orders import CREATE, FILL
 from tidegate.errors import DeclarationError
 from tidegate.model.job import JobStatus
 from tidegate.model.relation import Relation
 from tidegate.pipeline.plan import plan_project
 from tidegate.spark.session import SparkSessions
-
-
-def rows_of(table: Table, *columns: str) -> list[tuple[Any, ...]]:
-    found = table.scan(selected_fields=columns).to_arrow().to_pylist()
-    return sorted(tuple(row[name] for name in columns) for row in found)
 
 
 def plan_of(place: Place) -> Any:
@@ -71,29 +74,21 @@ def test_an_adopted_table_goes_on_evolves_and_starts_again_after_its_removal(
     assert rows_of(open_table(place), "id") == [*expected, (11,)]
 
 
-def test_what_a_lookback_finds_wins_over_a_higher_cursor(
-    make_place: MakePlace, warm_spark: SparkSessions
-) -> None:
-    place = lake_place(make_place, {**ORDERS, "lookback": "1 hour"})
-    place.source.execute(*CREATE, FILL)
-    with place.open(warm_spark) as project:
-        project.run("orders")
-        place.source.execute(
-            "UPDATE orders SET total = 77, updated_at = '2026-01-01 00:08:30+00' WHERE id = 10"
-        )
-        project.run("orders")
-    assert rows_of(open_table(place), "id", "total")[-1] == (10, 77)
-
-
-def test_the_tables_of_a_group_are_loaded_by_a_worker(
+def test_the_tables_of_a_group_are_planned_loaded_by_a_worker_and_removed(
     make_place: MakePlace, warm_spark: SparkSessions
 ) -> None:
     group = {"name": "shop", "source": "shop:public.*", "target": "lake:raw.{table}"}
-    place = lake_place(make_place, group)
+    late = {"name": "late", "source": "shop:other.late", "target": "lake:raw.late"}
+    place = lake_place(make_place, group, {**ORDERS, **late, "lookback": "1 hour"})
     place.source.execute(
         *CREATE, FILL, "CREATE TABLE countries (code text PRIMARY KEY, name text)",
         "INSERT INTO countries VALUES ('at', 'Austria'), ('pt', 'Portugal')",
     )  # fmt: skip
+    planned = tidegate(place.folder, "plan", "shop", "--json").document["plans"]
+    plans = {one["sync"]: one for one in planned}
+    assert plans["shop.countries"]["target"] == "lake:raw.countries"
+    assert plans["shop.countries"]["target_table"]["create"] == ["`code` string", "`name` string"]
+    assert plans["shop.orders"]["mode"] == "merge"
     done = tidegate(place.folder, "run", "shop", "--queue")
     assert done.code == DONE, done
     project = place.open(warm_spark)
@@ -108,8 +103,23 @@ def test_the_tables_of_a_group_are_loaded_by_a_worker(
     countries = open_table(place, Relation("raw", "countries"))
     assert rows_of(countries, "code") == [("at",), ("pt",)]
     assert len(rows_of(open_table(place), "id")) == 10
-    statuses = tidegate(place.folder, "status", "--json").document["syncs"]
-    assert {one["state"] for one in statuses} == {"done"}
+    listed = tidegate(place.folder, "watermark", "list", "--json").document
+    targets = {one["sync"]: one["target"] for one in listed}
+    assert targets["shop.orders"] == "lake:raw.orders"
+    gone = tidegate(place.folder, "remove", "shop", "--yes", "--json").document["removed"]
+    assert {one["sync"] for one in gone} == {"shop.orders", "shop.countries"}
+
+    # What a lookback finds wins over a higher cursor.
+    place.source.execute(
+        "CREATE SCHEMA other", "CREATE TABLE other.late (LIKE orders INCLUDING ALL)",
+        "INSERT INTO other.late TABLE orders",
+    )  # fmt: skip
+    project.run("late")
+    place.source.execute(
+        "UPDATE other.late SET total = 77, updated_at = '2026-01-01 00:08:30+00' WHERE id = 10"
+    )
+    project.run("late")
+    assert rows_of(open_table(place, Relation("raw", "late")), "id", "total")[-1] == (10, 77)
 
 
 def test_a_dataframe_is_published_into_a_lake_once(
@@ -147,6 +157,7 @@ tg.publish(spark.range(3), target="lake:marts.x", key="id", update_id="x", proje
 """
 
 
+@pytest.mark.chaos
 def test_a_spark_of_the_users_that_has_no_iceberg_is_told_what_it_needs(
     make_place: MakePlace,
 ) -> None:

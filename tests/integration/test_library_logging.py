@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 
-import pytest
-
-from integration.conftest import MakePlace, Place
-from integration.left_behind import ORDERS
+from forked import Piped
+from integration.conftest import MakePlace
+from integration.orders import ORDERS
 
 # A sync that fails as nobody expected, which is logged.
 SCRIPT = """
@@ -25,46 +23,31 @@ STRUCTLOG = """
 import structlog
 structlog.configure(processors=[structlog.processors.JSONRenderer()])
 """
+COMMAND = "from tidegate.cli.logging import configure; configure(); configure()"
 
 
-@pytest.fixture
-def place(make_place: MakePlace) -> Place:
-    return make_place(ORDERS)
-
-
-def run(place: Place, setup: str = "") -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(setup=setup)],
-        cwd=place.folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return done
-
-
-@pytest.mark.parametrize("setup", ["", STRUCTLOG], ids=["nothing set up", "structlog set up"])
-def test_a_scripts_output_is_its_own_and_warnings_go_to_standard_error(
-    place: Place, setup: str
+def test_a_scripts_output_is_its_own_and_what_is_logged_goes_where_it_says(
+    make_place: MakePlace,
 ) -> None:
-    done = run(place, setup)
-    assert done.stdout == "1 failed\n"
-    assert "event='run_failed' sync='orders'" in done.stderr
-    assert "RuntimeError: out of luck" in done.stderr
+    folder = make_place(ORDERS).folder
 
+    def logged(setup: str) -> str:
+        """What such a script says on its standard error."""
+        (folder / "script.py").write_text(SCRIPT.format(setup=setup))
+        code, out, err = Piped([str(folder / "script.py")], os.environ, folder).communicate()
+        assert (code, out) == (0, "1 failed\n"), err
+        return err
 
-def test_an_application_that_sets_up_logging_gets_the_events(place: Place) -> None:
-    done = run(place, BASIC)
-    assert (done.stdout, done.stderr) == ("1 failed\n", "")
-    logged = (place.folder / "app.log").read_text()
-    assert logged.startswith("tidegate event='run_failed' sync='orders'\n")
-    assert "RuntimeError: out of luck" in logged
-
-
-def test_a_command_logs_one_line_with_time_and_level_to_standard_error(place: Place) -> None:
-    done = run(place, "from tidegate.cli.logging import configure; configure(); configure()")
-    assert done.stdout == "1 failed\n"
-    (line,) = done.stderr.splitlines()
+    for setup in ("", STRUCTLOG):
+        err = logged(setup)
+        assert "event='run_failed' sync='orders'" in err
+        assert "RuntimeError: out of luck" in err
+    # An application that sets up logging gets the events.
+    assert logged(BASIC) == ""
+    text = (folder / "app.log").read_text()
+    assert text.startswith("tidegate event='run_failed' sync='orders'\n")
+    assert "RuntimeError: out of luck" in text
+    # A command logs one line with time and level.
+    (line,) = logged(COMMAND).splitlines()
     assert line.startswith("timestamp='20")
     assert "Z' level='error' event='run_failed' sync='orders'" in line

@@ -1,4 +1,7 @@
-"""What a lookback finds is the newest commit, whatever a clock that is wrong has stamped it."""
+"""What a lookback finds is the newest commit, whatever a clock that is wrong has stamped it.
+
+How far behind the watermark rows arrived is observed by lookbacks and told by `status`.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,12 @@ from typer.testing import CliRunner
 from integration.orders import CREATE, FILL, ORDERS, plan_one
 from integration.without_spark import Make, make
 from tidegate.cli.main import app
-from tidegate.insight.status import read_status
+from tidegate.insight.status import SyncStatus, read_status
+from tidegate.insight.sync_lines import list_syncs
+from tidegate.model.lateness import Lateness
 from tidegate.model.verification import Verdict
 from tidegate.pipeline.verify import verify_sync
+from tidegate.project import Project
 
 __all__ = ["make"]
 
@@ -22,6 +28,10 @@ SYNC = {**ORDERS, "lookback": "1 hour"}
 SKEWED = "UPDATE orders SET total = 77, updated_at = '2026-01-01 00:08:30+00' WHERE id = 10"
 RAISED = "UPDATE orders SET total = 78, updated_at = '2026-01-01 00:11+00' WHERE id = 9"
 UNSEEN = "an update that a slow clock stamped below the version before it is not taken"
+
+
+def say(place: Any, *arguments: str) -> str:
+    return CliRunner().invoke(app, [*arguments, "--project", str(place.folder)]).output
 
 
 def total(place: Any, key: int) -> Any:
@@ -62,9 +72,7 @@ def test_a_view_of_versions_goes_by_the_cursor_and_plan_says_so(make: Make) -> N
     assert place.target.value("SELECT count(*) FROM raw.orders_raw WHERE total = 77") == 1
 
 
-@pytest.mark.parametrize(
-    ("kind", "index"), [("timestamptz", True), ("timestamptz", False), ("timestamp", True)]
-)
+@pytest.mark.parametrize(("kind", "index"), [("timestamptz", False), ("timestamp", True)])
 def test_rows_from_the_future_are_named(make: Make, kind: str, index: bool) -> None:
     project, place = make({**ORDERS, "cursor_timezone": "UTC"})
     place.source.execute(CREATE[0].replace("timestamptz", kind), *CREATE[1:][:index])
@@ -84,12 +92,70 @@ def test_rows_from_the_future_are_named(make: Make, kind: str, index: bool) -> N
     assert (first.outcome.rows, first.outcome.notes) == (11, expected)
     again = project.run("orders")
     assert (again.found_nothing, again.outcome.notes) == (True, expected)
-    (status,) = read_status(project.context, [project.sync("orders")]).syncs
-    assert list(status.notes) == expected
+    assert list(status(project).notes) == expected
     assert list(verify_sync(project.context, project.sync("orders")).notes) == expected
-    shown = CliRunner().invoke(app, ["status", "--project", str(place.folder)]).output
-    assert f"orders: {expected[0]}" in shown
-    document = CliRunner().invoke(app, ["run", "orders", "--json", "--project", str(place.folder)])
-    assert json.loads(document.output)[0]["notes"] == expected
+    assert f"orders: {expected[0]}" in say(place, "status")
+    assert json.loads(say(place, "run", "orders", "--json"))[0]["notes"] == expected
     place.source.execute("DELETE FROM orders WHERE updated_at > '2030-01-01'")
     assert project.run("orders").outcome.notes == []
+
+
+def status(project: Project) -> SyncStatus:
+    (found,) = read_status(project.context, [project.sync("orders")]).syncs
+    return found
+
+
+def late(project: Project) -> Lateness:
+    found = status(project).late
+    assert found is not None
+    return found
+
+
+def test_late_rows_are_counted_and_measured_and_others_are_not(make: Make) -> None:
+    project, place = make({**ORDERS, "lookback": "10 minutes"})
+    place.source.execute(*CREATE, FILL)
+    project.run("orders")
+    assert status(project).late is None
+    # The watermark is at 00:10: these come 2, 4 and 7 minutes late; the last one too late.
+    place.source.execute(
+        "INSERT INTO orders VALUES (20, 1, '2026-01-01 00:08+00'),"
+        " (21, 1, '2026-01-01 00:06+00'), (22, 1, '2026-01-01 00:03+00')",
+        "UPDATE orders SET total = 77 WHERE id = 9",
+    )
+    project.run("orders")
+    found = late(project)
+    assert (found.rows, found.loads, found.farthest, found.in_seconds) == (4, 1, 420, True)
+    assert found.half_within == 120
+    with place.open().context.plane.connect() as control:
+        (line,) = list_syncs(project.context, control, project.declared)
+    assert (line.late_rows, line.late_farthest) == (4, 420)
+    # What comes on time, or again, is not late.
+    place.source.execute("INSERT INTO orders VALUES (30, 1, '2026-01-01 00:11+00')")
+    project.run("orders")
+    assert late(project) == found
+
+    place.source.execute("INSERT INTO orders VALUES (31, 1, '2026-01-01 00:02+00')")
+    project.run("orders")
+    found = late(project)
+    assert (found.rows, found.loads, found.farthest) == (5, 2, 540)
+
+    told = say(place, "status")
+    assert "orders: 5 late rows in 2 loads that had any, at most 9 min behind" in told
+    assert "lookback = 10 minutes" in told
+    assert json.loads(say(place, "status", "--json"))["syncs"][0]["late"]["farthest"] == 540
+
+
+def test_an_integer_cursor_is_measured_in_its_own_steps_and_append_as_well(
+    make: Make,
+) -> None:
+    sync = {**ORDERS, "cursor": "id", "lookback": 50, "mode": "append", "key": ["id"]}
+    project, place = make(sync)
+    place.source.execute(
+        *CREATE, "INSERT INTO orders SELECT n * 10, n FROM generate_series(1, 9) n"
+    )
+    project.run("orders")
+    place.source.execute("INSERT INTO orders VALUES (85, 1), (42, 1)")
+    project.run("orders")
+    found = late(project)
+    assert (found.rows, found.farthest, found.half_within) == (2, 48, 5)
+    assert found.in_seconds is False

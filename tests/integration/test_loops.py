@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
 import pytest
 
-from integration.conftest import MakePlace, Place
+from integration.conftest import MakePlace
+from integration.job_store import places
 from tidegate.control.dead import DeadAttempts
 from tidegate.postgres.connect import Connection
 from tidegate.project import Project
@@ -30,16 +31,21 @@ MAKE: dict[type[Any], Callable[[Project], Any]] = {
 }
 
 
-@pytest.fixture
-def place(make_place: MakePlace) -> Place:
-    return make_place(databases=3)
+__all__ = ["places"]
+
+
+@pytest.fixture(scope="module")
+def project(places: MakePlace) -> Iterator[Project]:
+    with places().open() as opened:
+        opened.context.control_id()
+        yield opened
 
 
 @pytest.mark.parametrize(
     "error", [OSError("no route"), psycopg.OperationalError("gone"), ValueError("odd")], ids=repr
 )
 def test_an_error_ends_no_loop_and_is_logged_once(
-    place: Place, error: Exception, caplog: pytest.LogCaptureFixture
+    project: Project, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     passed, sessions = threading.Event(), list[Connection]()
 
@@ -51,7 +57,7 @@ def test_an_error_ends_no_loop_and_is_logged_once(
         passed.set()
         return {}
 
-    with place.open() as project, caplog.at_level(logging.INFO, "tidegate"):
+    with caplog.at_level(logging.INFO, "tidegate"):
         loop = Loop("test", step, project.context.plane.connect, interval_seconds=0.01)
         loop.start()
         assert passed.wait(30)
@@ -61,25 +67,24 @@ def test_an_error_ends_no_loop_and_is_logged_once(
     assert lines == ["event='loop_failed'", "event='loop_works_again'"]
 
 
-def test_one_that_is_woken_does_not_wait(place: Place) -> None:
+def test_one_that_is_woken_does_not_wait(project: Project) -> None:
     passes = threading.Semaphore(0)
 
     def step(_: Connection) -> dict[str, int]:
         passes.release()
         return {}
 
-    with place.open() as project:
-        loop = Loop("test", step, project.context.plane.connect, interval_seconds=3600.0)
-        loop.start()
-        assert passes.acquire(timeout=30)
-        loop.wake()
-        assert passes.acquire(timeout=30)
-        loop.stop()
+    loop = Loop("test", step, project.context.plane.connect, interval_seconds=3600.0)
+    loop.start()
+    assert passes.acquire(timeout=30)
+    loop.wake()
+    assert passes.acquire(timeout=30)
+    loop.stop()
 
 
 @pytest.mark.parametrize("kind", MAKE, ids=lambda one: one.__name__)
 def test_each_looks_again_after_an_error(
-    place: Place, kind: type[Any], monkeypatch: pytest.MonkeyPatch
+    project: Project, kind: type[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, raised = kind.run_once, list[object]()
 
@@ -90,24 +95,21 @@ def test_each_looks_again_after_an_error(
         return real(self, *given, **options)
 
     monkeypatch.setattr(kind, "run_once", once)
-    with place.open() as project:
-        project.context.control_id()
-        loop: Loop = MAKE[kind](project).loop()
-        assert loop.run_once() is None
-        assert loop.run_once() is not None
-        loop.stop()
+    loop: Loop = MAKE[kind](project).loop()
+    assert loop.run_once() is None
+    assert loop.run_once() is not None
+    loop.stop()
 
 
 def test_a_job_that_cannot_be_swept_does_not_stop_the_sweep(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody would look after the others, for as long as that one is there."""
 
     def refuse(*_: Any, **__: Any) -> bool:
         raise OSError("no route")
 
-    with place.open() as project, project.context.plane.connect() as control:
-        project.context.control_id()
+    with project.context.plane.connect() as control:
         monkeypatch.setattr(
             DeadAttempts, "list", lambda *_, **__: [type("Dead", (), {"job_id": "a"})()]
         )

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from datetime import date
-from typing import Any
 
 from psycopg.conninfo import conninfo_to_dict
 
@@ -109,11 +108,7 @@ def calls(place: Place) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-def rows(*loaded: tuple[date, str]) -> list[tuple[Any, ...]]:
-    return [(day, "north", day.day * 10, loader) for day, loader in loaded]
-
-
-def test_what_luigi_did_is_skipped_unread_and_the_next_day_runs_here(
+def test_what_luigi_did_is_skipped_unread_or_done_again_and_the_next_day_runs_here(
     make_project: MakeProject,
 ) -> None:
     project, place = make_project(databases=2, pipelines=PIPELINES)
@@ -134,7 +129,8 @@ def test_what_luigi_did_is_skipped_unread_and_the_next_day_runs_here(
     found = project.run_task("revenue", day=THIRD)
     assert states(found)[f"revenue(day={THIRD}, shop=north)"] == "done"
     assert calls(place) == [f"orders {THIRD}", f"revenue {THIRD}"]
-    assert place.target.execute(ROWS) == [*before, *rows((THIRD, "tidegate"))]
+    third = (THIRD, "north", THIRD.day * 10, "tidegate")
+    assert place.target.execute(ROWS) == [*before, third]
 
     # Another shop is another run, in Luigi as well.
     other = project.run_task("revenue", day=FIRST, shop="south")
@@ -147,6 +143,16 @@ def test_what_luigi_did_is_skipped_unread_and_the_next_day_runs_here(
     assert place.target.value("SELECT count(*) FROM table_updates") == 5
     assert place.target.value("SELECT to_regclass('tidegate.table_updates')") is None
 
+    # And what Luigi did can be done again here.
+    run = project.task_run("revenue", {"day": FIRST})
+    project.forget_task(run)
+    assert states(project.run_graph([run]))[str(run)] == "done"
+    first = f"SELECT loader FROM marts.revenue WHERE day = '{FIRST}' AND shop = 'north'"
+    assert place.target.execute(first) == [("tidegate",)]
+    assert place.target.execute(
+        f"SELECT target_table FROM table_updates WHERE update_id = '{run.update_id}'"
+    ) == [("marts.revenue",)]
+
 
 def test_a_marker_table_of_another_name_and_place_is_honoured(make_place: MakePlace) -> None:
     place = make_place(
@@ -157,16 +163,3 @@ def test_a_marker_table_of_another_name_and_place_is_honoured(make_place: MakePl
     found = open_without_spark(place).run_task("revenue", day=FIRST)
     assert states(found) == {f"revenue(day={FIRST}, shop=north)": "complete"}
     assert calls(place) == []
-
-
-def test_what_luigi_did_can_be_done_again_here(make_project: MakeProject) -> None:
-    project, place = make_project(databases=2, pipelines=PIPELINES)
-    place.target.execute("CREATE SCHEMA marts")
-    run_luigi(place, "Revenue", "--day", str(FIRST))
-    run = project.task_run("revenue", {"day": FIRST})
-    project.forget_task(run)
-    assert states(project.run_graph([run]))[str(run)] == "done"
-    assert place.target.execute(ROWS) == rows((FIRST, "tidegate"))
-    assert place.target.execute("SELECT update_id, target_table FROM table_updates") == [
-        (run.update_id, "marts.revenue")
-    ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -14,18 +15,21 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from acceptance.proxy import Cut
-from integration.conftest import MakePlace, Place
+from databases import Databases
+from integration.conftest import MakePlace, Place, WarmSpark
 from integration.filled_lakes import open_table, schema_of
 from integration.lakes import change
 from integration.maintained import (
     add_file,
     data_files,
+    grow,
     ids,
     location,
     maintain,
     order_of,
     small_files_place,
 )
+from integration.shared_places import shared_places
 from integration.test_lake_commit_lost import CatalogProxy
 from tidegate.lake.catalog import Catalog
 from tidegate.lake.engine import EngineSession, SparkEngine
@@ -34,9 +38,6 @@ from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.project import Project
 from tidegate.runtime import maintaining_here
 from tidegate.runtime.cancel import cancel_job
-from tidegate.spark.session import SparkSessions
-
-COMMITTING = tuple(one for one in Action if one is not Action.REMOVE_ORPHAN_FILES)
 
 
 class ProxiedEngine(SparkEngine):
@@ -56,15 +57,14 @@ class Scene:
     place: Place
     project: Project
     proxy: CatalogProxy
+    left: set[str]
+    """data files that earlier races have left behind"""
 
     def metadata(self) -> str:
         return open_table(self.place).metadata_location
 
-    def unknown_files(self) -> set[str]:
-        """Data files that lie below the table and are not part of it."""
-        known = open_table(self.place).inspect.all_files()["file_path"].to_pylist()
-        there = {file.name for file in (location(self.place) / "data").glob("**/*.parquet")}
-        return there - {Path(one).name for one in known}
+    def new_unknown_files(self) -> set[str]:
+        return unknown_files(self.place) - self.left
 
     def noted(self) -> list[tuple[bool, int]]:
         """Whether an attempt holds the table, and how many of its commits are remembered."""
@@ -76,107 +76,140 @@ class Scene:
         )
 
 
-MakeScene = Callable[..., Scene]
+def unknown_files(place: Place) -> set[str]:
+    """Data files that lie below the table and are not part of it."""
+    known = open_table(place).inspect.all_files()["file_path"].to_pylist()
+    there = {file.name for file in (location(place) / "data").glob("**/*.parquet")}
+    return there - {Path(one).name for one in known}
+
+
+@pytest.fixture(scope="module")
+def table(
+    server: EmbeddedServer,
+    kept_databases: Databases,
+    tmp_path_factory: pytest.TempPathFactory,
+    warm_spark: WarmSpark,
+) -> Iterator[tuple[Place, Project]]:
+    """One table for all races."""
+    with shared_places(server, kept_databases, tmp_path_factory.mktemp("races")) as make:
+        place = small_files_place(make, 1, databases=1)
+        yield place, place.open(warm_spark)
 
 
 @pytest.fixture
-def make_scene(
-    make_place: MakePlace,
-    warm_spark: SparkSessions,
-    server: EmbeddedServer,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[MakeScene]:
-    made: list[CatalogProxy] = []
-
-    def make(cut: Cut = Cut.BEFORE_COMMIT) -> Scene:
-        proxy = CatalogProxy(server.port, cut)
-        made.append(proxy)
-        monkeypatch.setattr(ProxiedEngine, "port", proxy.port)
-        monkeypatch.setattr(
-            maintaining_here, "engine_of", lambda context: ProxiedEngine(context.spark)
-        )
-        place = small_files_place(make_place, 4)
-        return Scene(place, place.open(warm_spark), proxy)
-
-    yield make
-    for proxy in made:
-        proxy.close()
+def scene(
+    table: tuple[Place, Project], server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Scene]:
+    proxy = CatalogProxy(server.port, Cut.BEFORE_ANSWER)
+    monkeypatch.setattr(ProxiedEngine, "port", proxy.port)
+    monkeypatch.setattr(maintaining_here, "engine_of", lambda context: ProxiedEngine(context.spark))
+    grow(table[0], 4)
+    yield Scene(*table, proxy, unknown_files(table[0]))
+    proxy.close()
 
 
-def test_a_race_that_was_lost_to_an_append_costs_no_second_rewrite(make_scene: MakeScene) -> None:
-    scene = make_scene()
+def delete_first(scene: Scene) -> int:
+    """Somebody removes a row, with the file that it was in if it has one of its own."""
+    first = ids(scene.place)[0]
+    open_table(scene.place).delete(f"id = {first}")
+    return first
+
+
+def test_a_race_that_was_lost_to_an_append_costs_no_second_rewrite(scene: Scene) -> None:
+    before = ids(scene.place)
 
     def append(number: int) -> None:
         if number <= 2:
-            add_file(scene.place, 100 + number)
+            add_file(scene.place, before[-1] + number)
 
     scene.proxy.before_commit = append
     done = maintain(scene.project, order_of(Action.REWRITE_DATA_FILES))
     assert (done.status, done.error) == ("done", None)
     assert scene.proxy.seen == 3
-    assert ids(scene.place) == [0, 1, 2, 3, 101, 102]
+    assert ids(scene.place) == [*before, before[-1] + 1, before[-1] + 2]
     assert data_files(scene.place) == 3
-    assert scene.unknown_files() == set()
+    assert scene.new_unknown_files() == set()
     assert scene.noted() == [(True, 1)]
     assert maintain(scene.project, order_of(Action.REWRITE_DATA_FILES)).status == "done"
     assert scene.noted() == [(True, 1)]
 
 
-@pytest.mark.parametrize("external", [False, True])
-@pytest.mark.parametrize("action", COMMITTING)
+def rare(*values: object) -> Any:
+    return pytest.param(*values, marks=pytest.mark.chaos)
+
+
+@pytest.mark.parametrize(
+    ("action", "external"),
+    [
+        (Action.REWRITE_DATA_FILES, True),
+        (Action.EXPIRE_SNAPSHOTS, False),
+        rare(Action.REWRITE_DATA_FILES, False),
+        rare(Action.EXPIRE_SNAPSHOTS, True),
+        rare(Action.REWRITE_POSITION_DELETE_FILES, False),
+        rare(Action.REWRITE_POSITION_DELETE_FILES, True),
+        rare(Action.REWRITE_MANIFESTS, False),
+        rare(Action.REWRITE_MANIFESTS, True),
+    ],
+)
 def test_a_commit_that_got_through_and_is_sent_again_is_not_taken_for_a_lost_race(
-    make_scene: MakeScene, action: Action, external: bool
+    scene: Scene, action: Action, external: bool
 ) -> None:
-    scene = make_scene(Cut.BEFORE_ANSWER)
     if action is Action.REWRITE_POSITION_DELETE_FILES:
+        first = ids(scene.place)[-1] + 1
         change(
             scene.project,
             "ALTER TABLE lake.raw.orders SET TBLPROPERTIES ('write.delete.mode' = 'merge-on-read',"
             " 'write.delete.granularity' = 'partition')",
             "INSERT INTO lake.raw.orders SELECT /*+ REPARTITION(1) */ id, id, now()"
-            " FROM range(10, 20)",
-            "DELETE FROM lake.raw.orders WHERE id = 11",
-            "DELETE FROM lake.raw.orders WHERE id = 13",
+            f" FROM range({first}, {first + 10})",
+            f"DELETE FROM lake.raw.orders WHERE id = {first + 1}",
+            f"DELETE FROM lake.raw.orders WHERE id = {first + 3}",
         )
     before = ids(scene.place)
+    new = [before[-1] + 1] if external else []
     scene.proxy.cut_at = 1
     if external:
-        scene.proxy.before_cut = lambda: add_file(scene.place, 100)
+        scene.proxy.before_cut = lambda: add_file(scene.place, *new)
     done = maintain(scene.project, order_of(action))
     assert (done.status, done.error) == ("done", None)
     assert scene.proxy.cuts == 1
-    assert ids(scene.place) == sorted([*before, *([100] if external else [])])
-    assert scene.unknown_files() == set()
+    assert ids(scene.place) == [*before, *new]
+    if action is not Action.EXPIRE_SNAPSHOTS:
+        # Whoever sends an expiry again does not know any more what it had to delete.
+        assert scene.new_unknown_files() == set()
 
 
-def delete_first(scene: Scene, number: int) -> None:
-    """Somebody removes a row, with the file that it was in."""
-    open_table(scene.place).delete(f"id = {number - 1}")
+def test_a_rewrite_whose_files_were_changed_meanwhile_is_done_again(scene: Scene) -> None:
+    before = ids(scene.place)
 
+    def change_once(number: int) -> None:
+        if number == 1:
+            delete_first(scene)
 
-def test_a_rewrite_whose_files_were_changed_meanwhile_is_done_again(make_scene: MakeScene) -> None:
-    scene = make_scene()
-    scene.proxy.before_commit = lambda number: delete_first(scene, number) if number == 1 else None
+    scene.proxy.before_commit = change_once
     done = maintain(scene.project, order_of(Action.REWRITE_DATA_FILES))
     assert (done.status, done.error) == ("done", None)
-    assert ids(scene.place) == [1, 2, 3]
+    assert ids(scene.place) == before[1:]
     assert data_files(scene.place) == 1
-    assert scene.unknown_files() == set()
+    assert scene.new_unknown_files() == set()
 
 
+@pytest.mark.chaos
 def test_a_table_that_is_changed_all_the_time_fails_one_action_and_the_next_still_run(
-    make_scene: MakeScene,
+    scene: Scene,
 ) -> None:
-    scene = make_scene()
     rewrites: list[int] = []
+    expected = set(ids(scene.place))
 
     def change_always(number: int) -> None:
         # Each try commits upon what it has read, and again upon what it finds then.
         if len(rewrites) < 3 and number not in rewrites:
             rewrites.append(number)
-            delete_first(scene, len(rewrites))
-            add_file(scene.place, 200 + 2 * len(rewrites))
-            add_file(scene.place, 201 + 2 * len(rewrites))
+            expected.remove(delete_first(scene))
+            for _ in range(2):
+                new = max(expected) + 1
+                add_file(scene.place, new)
+                expected.add(new)
 
     scene.proxy.before_commit = change_always
     order = order_of(Action.REWRITE_DATA_FILES, Action.REWRITE_MANIFESTS)
@@ -187,23 +220,22 @@ def test_a_table_that_is_changed_all_the_time_fails_one_action_and_the_next_stil
     assert message.startswith("1 of 2 actions failed: rewrite_data_files: raw.orders was changed ")
     assert "done: rewrite_manifests" in message
     assert "when less is written to the table" in done.actions[0].detail["error"]
-    assert ids(scene.place) == [3, *range(202, 208)]
-    assert scene.unknown_files() == set()
+    assert ids(scene.place) == sorted(expected)
+    assert scene.new_unknown_files() == set()
 
 
 @pytest.mark.parametrize(
-    "action", [Action.REWRITE_DATA_FILES, Action.EXPIRE_SNAPSHOTS, Action.REWRITE_MANIFESTS]
+    "action",
+    [Action.REWRITE_DATA_FILES, rare(Action.EXPIRE_SNAPSHOTS), rare(Action.REWRITE_MANIFESTS)],
 )
-def test_a_zombies_commit_is_refused(make_scene: MakeScene, action: Action) -> None:
-    scene = make_scene()
+def test_a_zombies_commit_is_refused(scene: Scene, action: Action) -> None:
     before, rows = scene.metadata(), ids(scene.place)
     context = scene.project.context
+    newest = "SELECT {} FROM tidegate_control.jobs ORDER BY submitted_at DESC LIMIT 1"
 
     def cancel(number: int) -> None:
         if number == 1:
-            (job_id,) = scene.place.control.execute(
-                "SELECT job_id FROM tidegate_control.jobs WHERE status = 'running'"
-            )[0]
+            job_id = scene.place.control.value(newest.format("job_id"))
             with context.plane.connect() as control:
                 cancel_job(context, control, job_id, actor="test")
 
@@ -212,8 +244,7 @@ def test_a_zombies_commit_is_refused(make_scene: MakeScene, action: Action) -> N
     assert (done.status, done.actions) == ("stale", [])
     assert scene.metadata() == before
     assert ids(scene.place) == rows
-    states = scene.place.control.execute("SELECT status FROM tidegate_control.jobs")
-    assert states == [("cancelled",)]
+    assert scene.place.control.value(newest.format("status")) == "cancelled"
     assert maintain(scene.project, order_of(action)).status == "done"
     assert ids(scene.place) == rows
 
@@ -229,10 +260,10 @@ def send(place: Place, attempt_id: str, session: str, base: str | None = None) -
 
 
 def test_only_a_session_that_committed_over_another_connection_may_not_lose_a_race(
-    make_scene: MakeScene,
+    make_place: MakePlace,
 ) -> None:
-    scene = make_scene()
-    place, ledger = scene.place, scene.project.context.ledger("lake")
+    place = small_files_place(make_place, 1, databases=1)
+    ledger = place.open().context.ledger("lake")
 
     def hold(attempt_id: str) -> None:
         place.control.execute(

@@ -7,18 +7,13 @@ from uuid import UUID
 
 import pytest
 
-from integration.conftest import MakeProject, Place
+from integration.conftest import MakePlace, MakeProject, Place
 from tidegate.errors import LoadError, SourceError, UsageError
 from tidegate.model.load import StagedWrite
 from tidegate.postgres.connect import Snapshot
-from tidegate.project import Project
 from tidegate.spark import copying, grouping
 from tidegate.spark.copying import Copy, SnapshotReader, StagingPlace
 from tidegate.spark.grouping import Groups, Outcome
-
-pytestmark = pytest.mark.usefixtures("spark_copies")
-
-NAMES = ("a", "b", "c", "d", "e", "f")
 
 
 def declare(name: str, **others: object) -> dict[str, object]:
@@ -34,77 +29,57 @@ def seed(place: Place, *names: str) -> None:
         )
 
 
-def counts(place: Place, *names: str) -> list[int]:
-    return [place.target.value(f"SELECT count(*) FROM raw.{name}") for name in names]
-
-
-@pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many batches each Spark job staged."""
-    found: list[int] = []
+@pytest.mark.usefixtures("spark_copies")
+def test_syncs_run_side_by_side_and_one_that_fails_harms_no_other(
+    make_project: MakeProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[int] = []
     real = copying.stage_copies
 
     def stage(spark: object, copies: list[Copy], *, tasks: int) -> object:
-        found.append(len(copies))
+        jobs.append(len(copies))
         return real(spark, copies, tasks=tasks)  # type: ignore[arg-type]
 
     monkeypatch.setattr(grouping, "stage_copies", stage)
-    return found
-
-
-def test_several_syncs_run_side_by_side_and_share_spark_jobs(
-    make_project: MakeProject, jobs: list[int]
-) -> None:
-    project, place = make_project(*(declare(name) for name in NAMES), databases=2)
-    seed(place, *NAMES)
-    ended: list[str] = []
-    report = project.run_many(ended=lambda end: ended.append(end.sync.name), concurrency=6)
-    assert report.exit_code == 0
-    assert [end.sync.name for end in report.ends] == list(NAMES)
-    assert sorted(ended) == list(NAMES)
-    assert report.rows == 60
-    assert counts(place, *NAMES) == [10] * 6
-    assert sum(jobs) == 6
-    assert len(jobs) < 6
-
-
-def test_one_that_fails_does_not_stop_the_others(make_project: MakeProject) -> None:
-    syncs = [declare("a"), declare("gone"), declare("c", cursor="nope"), declare("d")]
-    project, place = make_project(*syncs)
-    seed(place, "a", "c", "d")
-    report = project.run_many()
-    errors = {end.sync.name: str(end.error) for end in report.failed}
-    assert set(errors) == {"gone", "c"}
-    assert "public.gone does not exist" in errors["gone"]
-    assert report.exit_code == 1
-    assert counts(place, "a", "d") == [10, 10]
-
-
-def test_a_batch_that_fails_does_not_harm_those_it_shares_a_job_with(
-    make_project: MakeProject, jobs: list[int]
-) -> None:
-    names = ("a", "b", "c")
-    project, place = make_project(*(declare(name) for name in names), databases=2)
-    seed(place, *names)
+    good = ("a", "c", "d", "e", "f")
+    project, place = make_project(
+        *(declare(name) for name in good),
+        # Its rows fail while Spark reads them, in a job that others share.
+        declare("harmed", key="id", null_cursor="exclude"),
+        declare("gone"),
+        declare("misspelt", cursor="nope"),
+        databases=2,
+    )
+    seed(place, *good, "misspelt", "harmless")
     place.source.execute(
         "CREATE FUNCTION harm(int) RETURNS int LANGUAGE sql AS 'SELECT 1 / (5 - $1)'",
-        "ALTER TABLE b RENAME TO b_table",
-        "CREATE VIEW b AS SELECT id, harm(n) * 0 + n AS n FROM b_table WHERE n > 0",
+        "CREATE VIEW harmed AS SELECT id, harm(n) * 0 + n AS n FROM harmless WHERE n > 0",
     )
-    text = (place.folder / "tidegate.toml").read_text()
-    text = text.replace("[sync.b]\n", '[sync.b]\nkey = "id"\nnull_cursor = "exclude"\n')
-    (place.folder / "tidegate.toml").write_text(text)
-    report = place.open(project.context.spark).run_many()
-    assert [end.sync.name for end in report.failed] == ["b"]
-    assert counts(place, "a", "c") == [10, 10]
+    ended: list[str] = []
+    report = project.run_many(ended=lambda end: ended.append(end.sync.name), concurrency=8)
+    assert [end.sync.name for end in report.ends] == list(project.syncs)
+    assert sorted(ended) == sorted(project.syncs)
+    errors = {end.sync.name: str(end.error) for end in report.failed}
+    assert errors.keys() == {"harmed", "gone", "misspelt"}
+    assert "public.gone does not exist" in errors["gone"]
+    assert report.exit_code == 1
+    assert report.rows == 50
+    assert [place.target.value(f"SELECT count(*) FROM raw.{name}") for name in good] == [10] * 5
+    assert sum(jobs) >= len(good)
+    assert len(jobs) < sum(jobs)
 
 
-def test_an_unknown_name_is_refused_before_anything_runs(make_project: MakeProject) -> None:
-    project, place = make_project(declare("a"))
+def test_an_unknown_name_is_refused_before_anything_runs(make_place: MakePlace) -> None:
+    place = make_place(declare("a"))
     seed(place, "a")
-    with pytest.raises(UsageError, match="there is no sync b"):
-        project.run_many(["a", "b"])
+    with place.open() as project:
+        with pytest.raises(UsageError, match="there is no sync b"):
+            project.run_many(["a", "b"])
+        with project.context.databases.lease("shop") as session:
+            pass
     assert place.target.execute("SELECT FROM pg_namespace WHERE nspname = 'raw'") == []
+    # A project is closed when its block ends.
+    assert session.closed
 
 
 def named(name: str) -> Copy:
@@ -172,13 +147,3 @@ def test_when_a_job_fails_all_of_its_group_are_told_and_the_next_go_on() -> None
     job.go_on.release()
     start(groups, "y", results).join(10)
     assert results["y"] == (StagedWrite("y", 1),)
-
-
-def test_a_project_is_closed_when_its_block_ends(make_project: MakeProject) -> None:
-    _, place = make_project(declare("a"))
-    seed(place, "a")
-    with Project.open(place.folder) as opened:
-        assert list(opened.syncs) == ["a"]
-        with opened.context.databases.lease("shop") as session:
-            pass
-    assert session.closed

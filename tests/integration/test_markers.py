@@ -1,4 +1,4 @@
-"""Markers: a row in table_updates if and only if the load is in."""
+"""Markers: a row in table_updates if and only if the load is in; `tidegate marker` lists them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from typing import Any
 import psycopg
 import pytest
 
-from integration.conftest import Database, MakePlace
+from integration.commands import DONE, FAILED, USAGE, Done
+from integration.conftest import Database, MakePlace, Place
+from integration.here import tidegate
+from integration.left_behind import ORDERS, loaded
 from tidegate.errors import DestinationError, SettingsError
 from tidegate.ledger.ledger import Ledger
 from tidegate.ledger.markers import Markers
 from tidegate.model.relation import Relation
 from tidegate.postgres.connect import connect
 
+ODD = '"Odd ""schema"""."a.b; DROP TABLE x"'
 X = Relation("marts", "x")
 LUIGI = (
     "CREATE TABLE {}table_updates"
@@ -46,30 +50,19 @@ def tables(database: Database, name: str = "table_updates") -> list[str]:
     return [row[0] for row in rows]
 
 
-def test_without_a_marker_table_nothing_exists(
+def test_without_a_marker_table_nothing_exists_and_asking_makes_nothing(
     database: Database, make_markers: MakeMarkers
 ) -> None:
     with database.connect() as session:
+        with session.transaction():
+            session.execute("CREATE TABLE mine ()")
+            assert make_markers().exists(session, "u", X) is False
+            session.execute("SELECT FROM mine")
+        assert tables(database, "mine") == ["public"]
+        assert tables(database) == []
+        # Without its table a schema alone holds nothing.
+        session.execute("CREATE SCHEMA tidegate")
         assert make_markers().exists(session, "u", X) is False
-    assert tables(database) == []
-
-
-def test_without_its_table_a_schema_alone_holds_nothing(
-    database: Database, make_markers: MakeMarkers
-) -> None:
-    database.execute("CREATE SCHEMA tidegate")
-    with database.connect() as session:
-        assert make_markers().exists(session, "u", X) is False
-
-
-def test_asking_inside_a_transaction_does_not_break_it(
-    database: Database, make_markers: MakeMarkers
-) -> None:
-    with database.connect() as session, session.transaction():
-        session.execute("CREATE TABLE mine ()")
-        assert make_markers().exists(session, "u", X) is False
-        session.execute("SELECT FROM mine")
-    assert tables(database, "mine") == ["public"]
 
 
 def test_a_touch_lives_and_dies_with_the_caller_s_transaction(
@@ -77,62 +70,43 @@ def test_a_touch_lives_and_dies_with_the_caller_s_transaction(
 ) -> None:
     markers = make_markers()
     database.execute("CREATE TABLE x (n int)")
-    with database.connect() as session, session.transaction(force_rollback=True):
-        session.execute("INSERT INTO x VALUES (1)")
-        assert markers.touch(session, "u", X) is True
-        assert markers.exists(session, "u", X)
-    with database.connect() as session:
-        assert not markers.exists(session, "u", X)
-        with session.transaction():
-            session.execute("INSERT INTO x VALUES (2)")
-            markers.touch(session, "u", X)
-        assert markers.exists(session, "u", X)
-    assert database.execute("SELECT n FROM x") == [(2,)]
-
-
-def test_the_marker_is_not_seen_by_others_before_the_commit(
-    database: Database, make_markers: MakeMarkers
-) -> None:
-    markers = make_markers()
     with database.connect() as writer, database.connect() as reader:
+        with writer.transaction(force_rollback=True):
+            writer.execute("CREATE TABLE y ()")
+            writer.execute("INSERT INTO x VALUES (1)")
+            assert markers.touch(writer, "u", X) is True
+            assert markers.exists(writer, "u", X)
+            # The table is made over another session: others see it, although this load never
+            # commits.
+            assert (tables(database), tables(database, "y")) == (["tidegate"], [])
+        assert tables(database) == ["tidegate"]
+        assert database.execute("SELECT * FROM tidegate.table_updates") == []
         with writer.transaction():
+            writer.execute("INSERT INTO x VALUES (2)")
             markers.touch(writer, "u", X)
             assert not markers.exists(reader, "u", X)
         assert markers.exists(reader, "u", X)
+    assert database.execute("SELECT n FROM x") == [(2,)]
 
 
-def test_the_table_is_made_over_another_session_while_the_load_is_open(
+def test_a_load_with_an_older_snapshot_can_be_marked_as_well(
     database: Database, make_markers: MakeMarkers
 ) -> None:
-    with database.connect() as session, session.transaction(force_rollback=True):
-        session.execute("CREATE TABLE x ()")
-        make_markers().touch(session, "u", X)
-        # Seen by others although the load has not committed, and never will.
-        assert tables(database) == ["tidegate"]
-        assert tables(database, "x") == []
-    assert tables(database) == ["tidegate"]
-    assert database.execute("SELECT * FROM tidegate.table_updates") == []
-
-
-@pytest.mark.parametrize(
-    "level", [psycopg.IsolationLevel.REPEATABLE_READ, psycopg.IsolationLevel.SERIALIZABLE]
-)
-def test_a_load_with_an_older_snapshot_can_be_marked_as_well(
-    database: Database, make_markers: MakeMarkers, level: psycopg.IsolationLevel
-) -> None:
-    markers = make_markers()
-    with database.connect() as session:
-        session.isolation_level = level
-        with session.transaction():
-            session.execute("SELECT 1")
-            assert markers.touch(session, "u", X) is True
-        assert markers.exists(session, "u", X)
+    levels = psycopg.IsolationLevel
+    for level in (levels.REPEATABLE_READ, levels.SERIALIZABLE):
+        markers = make_markers(schema=f"ledger_{level.value}")
+        with database.connect() as session:
+            session.isolation_level = level
+            with session.transaction():
+                session.execute("SELECT 1")
+                assert markers.touch(session, "u", X) is True
+            assert markers.exists(session, "u", X)
 
 
 def test_creators_at_once_do_not_hurt_each_other(
     database: Database, make_markers: MakeMarkers
 ) -> None:
-    for round_ in range(20):
+    for round_ in range(5):
         ledgers = [make_markers(schema=f"ledger_{round_}").ledger for _ in range(4)]
         with ThreadPoolExecutor(4) as pool:
             made = [future.result() for future in [pool.submit(one.ensure) for one in ledgers]]
@@ -191,71 +165,52 @@ def test_a_luigi_table_in_the_search_path_is_used_as_it_is(
     assert columns[2] == ("inserted", "timestamp without time zone")
 
 
-def test_a_luigi_marker_without_a_table_counts_for_every_table(
+def test_what_a_luigi_table_says_of_other_tables_is_respected(
     database: Database, make_markers: MakeMarkers
 ) -> None:
-    database.execute(LUIGI.format(""), "INSERT INTO table_updates VALUES ('u', NULL)")
+    database.execute(
+        LUIGI.format(""), "INSERT INTO table_updates VALUES ('all', NULL), ('u', 'marts.y')"
+    )
     with database.connect() as session:
-        assert make_markers().exists(session, "u", X)
-
-
-def test_a_luigi_table_refuses_one_update_id_for_a_second_table(
-    database: Database, make_markers: MakeMarkers
-) -> None:
-    database.execute(LUIGI.format(""), "INSERT INTO table_updates VALUES ('u', 'marts.y')")
-    with database.connect() as session, pytest.raises(DestinationError) as raised:
-        make_markers().touch(session, "u", X)
+        assert make_markers().exists(session, "all", X), "it names no table"
+        with pytest.raises(DestinationError) as raised:
+            make_markers().touch(session, "u", X)
     assert "'u' is already recorded for another table in public.table_updates" in str(raised.value)
     assert "choose an update_id that names the table" in str(raised.value)
-
-
-def test_a_table_of_that_name_with_other_columns_is_left_alone(
-    database: Database, make_markers: MakeMarkers
-) -> None:
-    database.execute("CREATE TABLE table_updates (id int)")
+    # One of that name with other columns is left alone.
+    database.execute("DROP TABLE table_updates", "CREATE TABLE table_updates (id int)")
     with database.connect() as session:
         assert make_markers().touch(session, "u", X)
     assert tables(database) == ["public", "tidegate"]
 
 
-@pytest.mark.parametrize(
-    ("options", "place"),
-    [
+def test_name_and_schema_are_the_user_s_choice(
+    database: Database, make_markers: MakeMarkers
+) -> None:
+    evil = "x; DROP SCHEMA public CASCADE; --"
+    options: dict[str, str]
+    for options, place in (
         ({"marker_table": "done_loads"}, '"tidegate"."done_loads"'),
         ({"schema": "my ledger", "marker_table": 'a"b'}, '"my ledger"."a""b"'),
         ({"schema": "100%s", "marker_table": "%(x)s {schema}"}, '"100%s"."%(x)s {schema}"'),
-        ({"schema": "x; DROP SCHEMA public CASCADE; --"}, None),
-    ],
-)
-def test_name_and_schema_are_the_user_s_choice(
-    database: Database, make_markers: MakeMarkers, options: dict[str, str], place: str | None
-) -> None:
-    markers = make_markers(**options)
-    with database.connect() as session:
-        assert markers.touch(session, "u", X)
-        assert markers.exists(session, "u", X)
-        assert [row.update_id for row in markers.newest(session, X)] == ["u"]
-        assert markers.forget(session, "u", X) == ["marts.x"]
-    place = place or '"x; DROP SCHEMA public CASCADE; --"."table_updates"'
-    assert database.execute(f"SELECT * FROM {place}") == []
+        ({"schema": evil}, f'"{evil}"."table_updates"'),
+    ):
+        markers = make_markers(**options)
+        with database.connect() as session:
+            assert markers.touch(session, "u", X)
+            assert markers.exists(session, "u", X)
+            assert [row.update_id for row in markers.newest(session, X)] == ["u"]
+            assert markers.forget(session, "u", X) == ["marts.x"]
+        assert database.execute(f"SELECT * FROM {place}") == []
     assert database.value("SELECT count(*) FROM pg_namespace WHERE nspname = 'public'") == 1
 
-
-def test_a_marker_table_may_be_named_with_its_schema(
-    database: Database, make_markers: MakeMarkers
-) -> None:
+    elsewhere = make_markers(marker_table="other.done")
+    with pytest.raises(DestinationError, match=r"marker table other\.done cannot be made"):
+        elsewhere.ledger.ensure()
     database.execute("CREATE SCHEMA other")
     with database.connect() as session:
         make_markers(marker_table="other.done").touch(session, "u", X)
     assert database.value("SELECT update_id FROM other.done") == "u"
-
-
-def test_a_marker_table_in_a_schema_that_is_not_there_is_refused(
-    database: Database, make_markers: MakeMarkers
-) -> None:
-    markers = make_markers(marker_table="other.done")
-    with pytest.raises(DestinationError, match=r"marker table other\.done cannot be made"):
-        markers.ledger.ensure()
 
 
 def test_the_database_s_clock_stamps_unless_the_client_s_is_asked_for(
@@ -267,7 +222,9 @@ def test_the_database_s_clock_stamps_unless_the_client_s_is_asked_for(
         before = datetime.now(UTC)
         make_markers(client_timestamps=True).touch(session, "by client", X)
         after = datetime.now(UTC)
-    found = dict(database.execute("SELECT update_id, inserted FROM tidegate.table_updates"))
+    found: dict[str, datetime] = dict(
+        database.execute("SELECT update_id, inserted FROM tidegate.table_updates")
+    )
     assert stamp is not None
     assert found["by database"] == stamp[0]
     assert before <= found["by client"] <= after
@@ -284,15 +241,8 @@ def test_one_update_id_may_stand_for_loads_into_two_tables(
         assert markers.forget(session, "u", X) == ["marts.x"]
         assert not markers.exists(session, "u", X)
         assert markers.exists(session, "u", y)
-
-
-def test_a_table_with_a_dot_in_its_name_is_not_taken_for_another(
-    database: Database, make_markers: MakeMarkers
-) -> None:
-    markers = make_markers()
-    with database.connect() as session:
-        markers.touch(session, "u", Relation("marts", "x"))
-        assert not markers.exists(session, "u", Relation("public", "marts.x"))
+        # A table with a dot in its name is not taken for another.
+        assert not markers.exists(session, "u", Relation("public", "marts.y"))
 
 
 def test_the_public_api_marks_a_load_of_one_s_own(make_place: MakePlace) -> None:
@@ -324,8 +274,132 @@ def test_settings_name_the_marker_table_for_the_public_api(make_place: MakePlace
     assert place.target.execute('SELECT update_id, target_table FROM "Led ger"."Done"') == [
         ("u", "public.x")
     ]
-
-
-def test_a_marker_in_an_unknown_connection_is_refused(make_place: MakePlace) -> None:
     with pytest.raises(SettingsError, match='there is no connection "warehous"'):
-        make_place().open().marker("warehous:x", update_id="u").exists()
+        project.marker("warehous:x", update_id="u").exists()
+
+
+@pytest.fixture
+def place(make_place: MakePlace) -> Place:
+    return make_place(ORDERS, databases=2)
+
+
+def marker(place: Place, *arguments: str) -> Done:
+    return tidegate(place.folder, "marker", *arguments)
+
+
+def touch(place: Place, update_id: str, target: str = "warehouse:raw.orders") -> None:
+    made = place.open().marker(target, update_id=update_id)
+    with place.target.connect() as session:
+        assert made.touch(session)
+
+
+def listed(place: Place, *arguments: str) -> list[str]:
+    return [one["update_id"] for one in marker(place, "list", *arguments, "--json").document]
+
+
+def test_the_newest_markers_come_first_of_all_tables_or_of_one(place: Place) -> None:
+    done = marker(place, "list")
+    assert (done.code, done.out) == (DONE, "no markers in warehouse\n")
+    assert listed(place) == []
+    assert place.target.value("SELECT to_regnamespace('tidegate') IS NULL")
+    for update_id in ("one", "two", "three"):
+        touch(place, update_id)
+    touch(place, "four", f"warehouse:{ODD}")
+    assert listed(place) == ["four", "three", "two", "one"]
+    assert listed(place, "--limit", "2") == ["four", "three"]
+    text = marker(place, "list", "warehouse").out
+    assert "raw.orders" in text
+    assert text.index("three") < text.index("one")
+    assert listed(place, "--table", "raw.orders") == ["three", "two", "one"]
+    assert listed(place, "--table", ODD) == ["four"]
+    assert listed(place, "--table", "raw.other") == []
+    assert "for raw.other" in marker(place, "list", "--table", "raw.other").out
+    for arguments, message in (
+        (("list", "--limit", "0"), ""),
+        (("list", "--table", "a.b.c"), "is not a table name"),
+        (("list", "nowhere"), 'there is no connection "nowhere"'),
+        (("forget", "nowhere:raw.orders", "x"), 'there is no connection "nowhere"'),
+        (("forget", "raw.orders", "x"), "names no connection"),
+        (("forget", "warehouse:a.b.c", "x"), "is not a table name"),
+    ):
+        refused = marker(place, *arguments)
+        assert (refused.code, message in refused.err) == (USAGE, True), arguments
+
+
+def test_a_forgotten_load_counts_as_not_done(place: Place) -> None:
+    odd = "it's 100%; DROP TABLE x"
+    touch(place, odd)
+    touch(place, odd, "warehouse:raw.other")
+    done = marker(place, "forget", "warehouse:raw.orders", odd)
+    assert done.code == DONE
+    assert f"forgot {odd} for warehouse:raw.orders" in done.out
+    assert done.err == ""
+    # For one table, it leaves the others.
+    assert [one["table"] for one in marker(place, "list", "--json").document] == ["raw.other"]
+    for table in ("orders", "third"):
+        again = marker(place, "forget", f"warehouse:raw.{table}", odd)
+        assert again.code == USAGE
+        assert "there is no marker" in again.err
+        assert "tidegate marker list warehouse" in again.err
+    assert listed(place) == [odd]
+
+
+def test_forgetting_the_load_of_a_sync_warns_that_a_rewind_is_what_reloads(place: Place) -> None:
+    loaded(place)
+    first, last = reversed(listed(place))
+    done = marker(place, "forget", "warehouse:raw.orders", first)
+    assert done.code == DONE
+    assert f"warning: {first} was a load of orders" in done.err
+    assert "tidegate watermark rewind orders VALUE" in done.err
+    as_json = marker(place, "forget", "warehouse:raw.orders", last, "--json")
+    assert as_json.document["pipelines"] == ["shop.orders"]
+    assert "rewind" in as_json.document["warning"]
+
+
+def test_markers_that_luigi_wrote_without_a_schema_are_listed_and_forgotten(place: Place) -> None:
+    place.target.execute(
+        "CREATE TABLE table_updates (update_id text PRIMARY KEY, target_table text,"
+        " inserted timestamp DEFAULT now())",
+        "INSERT INTO table_updates VALUES ('a', 'orders'), ('b', 'raw.orders'), ('c', 'other'),"
+        " ('d', NULL), ('e', 'mart.orders'), ('f', '')",
+    )
+    found = listed(place, "--table", "raw.orders")
+    assert sorted(found) == ["a", "b", "d"]
+    project = place.open()
+    for update_id in "abcdef":
+        exists = project.marker("warehouse:raw.orders", update_id=update_id).exists()
+        assert exists == (update_id in found)
+    assert marker(place, "list", "--table", "raw.orders").code == DONE
+    for update_id, code in (("a", DONE), ("b", DONE), ("c", USAGE)):
+        assert marker(place, "forget", "warehouse:raw.orders", update_id).code == code, update_id
+    left = place.target.execute("SELECT update_id FROM table_updates ORDER BY 1")
+    assert left == [("c",), ("d",), ("e",), ("f",)]
+
+
+def test_which_connection_is_looked_into_and_with_which_rights(
+    place: Place, make_place: MakePlace
+) -> None:
+    touch(place, "one")
+    only = make_place(beside=place, connections={"warehouse": place.target.conninfo})
+    assert listed(only) == ["one"]
+    bare = make_place(beside=place)
+    refused = marker(bare, "list")
+    assert refused.code == USAGE
+    assert "no sync says which of shop, warehouse has the markers" in refused.err
+    assert "tidegate marker list warehouse" in refused.err
+    assert listed(bare, "warehouse") == ["one"]
+    none = marker(make_place(beside=place, connections={}), "list")
+    assert none.code == USAGE
+    assert "under [connections]" in none.err
+
+    role = f"reader_{place.target.value('SELECT current_database()')}"
+    place.target.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'reader'")
+    try:
+        reader = place.target.conninfo.replace("user=postgres", f"user={role}")
+        reader = reader.replace("password=''", "password=reader")
+        weak = make_place(beside=place, connections={"warehouse": reader})
+        refused = marker(weak, "list")
+        assert refused.code == FAILED
+        assert "listing markers: permission denied" in refused.err
+    finally:
+        place.target.execute(f"DROP ROLE {role}")

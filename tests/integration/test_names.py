@@ -9,31 +9,28 @@ from integration.conftest import MakeProject
 from tidegate.model.relation import Relation
 
 NAMES = [
-    "My Table",
+    """A "q" 'a' d.t 100%s %(x)s {} {x} \\ `t` $$ ü漢 """,
+    '"; DROP TABLE public.victims; --',
+    "x" * 63,
+]
+MORE_NAMES = [
     "select",
-    'quo"te',
-    "apo'strophe",
-    "dot.ted",
-    "100%s %(x)s",
-    "{schema} {}",
-    "back\\slash",
-    "tick`s",
-    "ünïcödé 漢字",
     " lead and trail ",
     "'; DROP TABLE public.victims; --",
-    '"; DROP TABLE public.victims; --',
     '" ; DROP SCHEMA public CASCADE; SELECT "',
     "$$; DROP TABLE public.victims; $$",
     "*/ DROP TABLE public.victims /*",
-    "x" * 63,
 ]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [*NAMES, *(pytest.param(name, marks=pytest.mark.chaos) for name in MORE_NAMES)]
+)
 def test_any_name_may_stand_anywhere(make_project: MakeProject, name: str) -> None:
     """Schema, table, key, cursor and column of the source; target, marker table and ledger."""
-    source, target = Relation(name, name), Relation(f"{name[:60]} to", name)
-    key, cursor, other = name, f"{name[:60]} c", f"{name[:60]} o"
+    source, target = Relation(name, name), Relation(f"{name[:50]} to", name)
+    key, cursor, other = name, f"{name[:50]} c", f"{name[:50]} o"
+    ledger, marker = f"{name[:50]} l", name.replace(".", "·")
     project, place = make_project(
         {
             "source": f"shop:{source}",
@@ -44,7 +41,7 @@ def test_any_name_may_stand_anywhere(make_project: MakeProject, name: str) -> No
             "partitions": 2,
         },
         databases=2,
-        ledger={"schema": f"{name[:60]} l", "marker_table": name.replace(".", "·")},
+        ledger={"schema": ledger, "marker_table": marker},
     )
     for database in (place.source, place.target):
         database.execute("CREATE TABLE public.victims ()")
@@ -63,13 +60,10 @@ def test_any_name_may_stand_anywhere(make_project: MakeProject, name: str) -> No
     assert place.source.execute(rows.format(table)) == place.target.execute(
         rows.format(sql.Identifier(target.schema, target.name))
     )
-    assert len(report.loads) == len(
-        place.target.execute(
-            sql.SQL("SELECT update_id FROM {} WHERE target_table = {}").format(
-                sql.Identifier(f"{name[:60]} l", name.replace(".", "·")), sql.Literal(str(target))
-            )
-        )
+    markers = sql.SQL("SELECT count(*) FROM {} WHERE target_table = {}").format(
+        sql.Identifier(ledger, marker), sql.Literal(str(target))
     )
+    assert place.target.value(markers) == len(report.loads)
     assert project.run("orders").found_nothing
     project.watermark("orders").rewind("1", reason=name)
     assert project.run("orders", full_refresh=True).rows == 4
@@ -86,8 +80,8 @@ def orders(df):
 """
 
 
-@pytest.mark.parametrize("name", ["My Table", 'quo"te', "dot.ted", "tick`s", "100%s {x}"])
-def test_any_name_passes_through_a_transformation(make_project: MakeProject, name: str) -> None:
+def test_any_name_passes_through_a_transformation(make_project: MakeProject) -> None:
+    name = NAMES[0]
     relation = Relation("public", name)
     project, place = make_project(
         databases=2,

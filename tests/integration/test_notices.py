@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import UUID
 
-import pytest
-
-from integration.job_store import Store, open_store
-from tidegate.control.dead import DeadAttempts
+from integration.job_store import Store, opened, store
 from tidegate.control.notices import Notices
 from tidegate.control.retention import prune
 from tidegate.model.job import JobStatus
-from tidegate.postgres.embedded import EmbeddedServer
 
-TASK_STATES = """
-CREATE TABLE IF NOT EXISTS task_states (
-    project text, name text, parameters_digest text, failures timestamptz[] NOT NULL,
-    disabled_at timestamptz, disabled_until timestamptz, disabled_by text,
-    PRIMARY KEY (project, name, parameters_digest))
-"""
+__all__ = ["opened", "store"]
 
-
-@pytest.fixture(scope="module")
-def opened(server: EmbeddedServer) -> Iterator[Store]:
-    with open_store(server) as store:
-        yield store
-
-
-@pytest.fixture
-def store(opened: Store) -> Store:
-    opened.clean()
-    opened.execute("TRUNCATE failing, notices")
-    opened.execute("DROP TABLE IF EXISTS task_states")
-    return opened
+FAILED = "shop: orders failed: no rows"
 
 
 def notices(store: Store, **options: Any) -> Notices:
@@ -55,27 +32,12 @@ def notice(store: Store, **options: Any) -> list[str]:
     return [text for one, text in rows if one not in before]
 
 
-def end(store: Store, status: JobStatus, error: str | None = None, **options: Any) -> UUID:
-    options.setdefault("kind", "sync")
-    job_id = store.submit(max_attempts=1, **options)
-    claim = store.claim_one(kinds=[options["kind"]], project=options.get("project", "shop"))
-    assert claim.job_id == job_id
-    assert store.jobs.finish(store.session, claim, status, actor="test", error=error)
-    return job_id
-
-
 def fail(store: Store, error: str = "no rows", **options: Any) -> UUID:
-    return end(store, JobStatus.FAILED, error, **options)
+    return store.end(JobStatus.FAILED, error, max_attempts=1, **options)
 
 
 def succeed(store: Store, **options: Any) -> UUID:
-    return end(store, JobStatus.DONE, **options)
-
-
-def test_a_failure_is_told_once_however_often_one_looks(store: Store) -> None:
-    fail(store)
-    assert notice(store) == ["shop: orders failed: no rows"]
-    assert notice(store) == []
+    return store.end(JobStatus.DONE, **options)
 
 
 def test_a_streak_is_told_once_and_so_is_its_end(store: Store) -> None:
@@ -83,14 +45,11 @@ def test_a_streak_is_told_once_and_so_is_its_end(store: Store) -> None:
     for _ in range(3):
         fail(store)
         told += notice(store)
-    succeed(store)
-    told += notice(store)
-    succeed(store)
-    told += notice(store)
-    assert told == [
-        "shop: orders failed: no rows",
-        "shop: orders works again, after it had failed 3 times",
-    ]
+        told += notice(store)
+    for _ in range(2):
+        succeed(store)
+        told += notice(store)
+    assert told == [FAILED, "shop: orders works again, after it had failed 3 times"]
 
 
 def test_nothing_is_missed_between_two_looks(store: Store) -> None:
@@ -99,6 +58,9 @@ def test_nothing_is_missed_between_two_looks(store: Store) -> None:
     succeed(store)
     fail(store, "third")
     succeed(store)
+    with store.session.transaction(force_rollback=True):
+        assert notices(store).notice(store.session) == 4
+    # One that is cut short is as if it had not been.
     assert notice(store) == [
         "shop: orders failed: first",
         "shop: orders works again, after it had failed 2 times",
@@ -128,19 +90,10 @@ def test_each_name_and_each_kind_has_its_own_streak(store: Store) -> None:
     assert notice(store) == ["shop: stock works again, after it had failed once"]
 
 
-def test_other_kinds_cancelled_jobs_and_other_projects_are_not_told(store: Store) -> None:
-    fail(store, kind="noop")
-    fail(store, project="bank")
-    end(store, JobStatus.CANCELLED)
-    succeed(store)
-    assert notice(store) == []
-    assert store.execute("SELECT project FROM job_failures") == [("bank",)]
-
-
 def test_a_task_is_well_when_all_its_parameters_are(store: Store) -> None:
     def run(day: int, status: JobStatus) -> list[str]:
         payload = {"parameters": {"day": f"2026-11-0{day}"}}
-        end(store, status, "no rows", kind="task", name="revenue", payload=payload)
+        store.end(status, "no rows", "revenue", max_attempts=1, kind="task", payload=payload)
         return notice(store)
 
     assert run(1, JobStatus.FAILED) == ["shop: revenue day=2026-11-01 failed: no rows"]
@@ -152,53 +105,43 @@ def test_a_task_is_well_when_all_its_parameters_are(store: Store) -> None:
     ]
 
 
+def test_what_is_not_to_be_told_is_not(store: Store) -> None:
+    fail(store, kind="noop")
+    fail(store, project="bank")
+    store.end(JobStatus.CANCELLED)
+    succeed(store)
+    assert notice(store) == []
+    assert store.execute("SELECT project FROM job_failures") == [("bank",)]
+    store.clean()
+    # What failed only because of what it requires.
+    fail(store)
+    job_id = store.submit("behind it")
+    store.execute(
+        "UPDATE jobs SET status = 'failed', finished_at = now() WHERE job_id = %s", job_id
+    )
+    store.execute("DELETE FROM job_queue WHERE job_id = %s", job_id)
+    assert notice(store) == [FAILED]
+    # A failure that is rolled back.
+    claim = store.claim(store.submit())
+    with store.session.transaction(force_rollback=True):
+        assert store.finish(claim, JobStatus.FAILED)
+    assert store.execute("SELECT * FROM job_failures") == []
+
+
 def test_what_gives_up_after_a_crash_is_a_failure_too(store: Store) -> None:
     job_id = store.submit(max_attempts=1)
-    store.claim_one(worker_id=store.worker().worker_id)
+    store.take_one(worker_id=store.new_worker().worker_id)
     store.expire(job_id)
-    (dead,) = DeadAttempts(store.plane).list(store.session)
-    assert DeadAttempts(store.plane).reclaim(store.session, dead, "test", last=True)
+    store.reclaim(last=True)
     assert store.get(job_id).status is JobStatus.FAILED
     (text,) = notice(store)
     assert text.startswith("shop: orders failed")
 
 
-def test_what_failed_only_because_of_what_it_requires_is_not_told_of(store: Store) -> None:
-    fail(store)
-    job_id = store.submit(name="behind it")
-    store.execute(
-        "UPDATE jobs SET status = 'failed', finished_at = now() WHERE job_id = %s", job_id
-    )
-    store.execute("DELETE FROM job_queue WHERE job_id = %s", job_id)
-    assert notice(store) == ["shop: orders failed: no rows"]
-    assert store.execute("SELECT * FROM job_failures") == []
-
-
-def test_a_failure_that_is_rolled_back_is_none(store: Store) -> None:
-    store.submit()
-    claim = store.claim_one()
-    with store.session.transaction(force_rollback=True):
-        assert store.jobs.finish(store.session, claim, JobStatus.FAILED, actor="test")
-    assert store.execute("SELECT * FROM job_failures") == []
-
-
-def test_a_look_that_is_cut_short_is_as_if_it_had_not_been(store: Store) -> None:
-    fail(store)
-    with store.session.transaction(force_rollback=True):
-        assert notices(store).notice(store.session) == 1
-    assert notice(store) == ["shop: orders failed: no rows"]
-
-
 def test_several_notifiers_make_one_message(store: Store) -> None:
     for name in ("a", "b", "c"):
         fail(store, name=name)
-
-    def look(_: int) -> int:
-        with store.plane.connect() as session:
-            return notices(store).notice(session)
-
-    with ThreadPoolExecutor(4) as pool:
-        assert sum(pool.map(look, range(8))) == 3
+    assert sum(store.at_once(6, lambda own, _: notices(store).notice(own))) == 3
 
 
 def test_where_nobody_is_to_be_told_nothing_piles_up(store: Store) -> None:
@@ -207,31 +150,36 @@ def test_where_nobody_is_to_be_told_nothing_piles_up(store: Store) -> None:
     assert store.execute("SELECT * FROM job_failures") == []
     # Whoever asks to be told later hears of what is new then.
     assert notice(store) == []
-
-
-def test_only_what_is_asked_for_is_told(store: Store) -> None:
+    store.clean()
     fail(store)
     assert notice(store, events=("recovery",)) == []
     succeed(store)
     assert len(notice(store, events=("recovery",))) == 1
 
 
-def test_a_message_for_each_channel(store: Store) -> None:
-    fail(store)
+def test_the_message_of_each_channel_holds_what_a_program_needs(store: Store) -> None:
+    job_id = fail(store, "x" * 5_000)
     assert notices(store, channels=("webhook", "command")).notice(store.session) == 2
     assert store.value("SELECT count(DISTINCT notice_id) FROM notices") == 1
+    document = store.value("SELECT document FROM notices")
+    assert document["job_id"] == str(job_id)
+    assert (document["event"], document["kind"], document["name"]) == ("failure", "sync", "orders")
+    assert len(document["error"]) <= 1_000
+    assert document["failures"] == 1
 
 
 def test_what_is_disabled_is_told_once_each_time(store: Store) -> None:
-    store.execute(TASK_STATES)
-    disabled = (
-        "INSERT INTO task_states (project, name, parameters_digest, failures, disabled_at,"
-        " disabled_until) VALUES (%s, %s, '', ARRAY[now()], now(), %s)"
-    )
-    store.execute(disabled, "shop", "revenue", "2999-01-01")
-    store.execute(disabled, "shop", "by hand", "infinity")
-    store.execute(disabled, "shop", "over", "2020-01-01")
-    store.execute(disabled, "bank", "revenue", "2999-01-01")
+    for project, name, until in (
+        ("shop", "revenue", "2999-01-01"),
+        ("shop", "by hand", "infinity"),
+        ("shop", "over", "2020-01-01"),
+        ("bank", "revenue", "2999-01-01"),
+    ):
+        store.execute(
+            "INSERT INTO task_states (project, name, parameters_digest, failures, disabled_at,"
+            " disabled_until) VALUES (%s, %s, '', ARRAY[now()], now(), %s)",
+            *(project, name, until),
+        )
     told = sorted(notice(store))
     assert [one.split(" failed")[0] for one in told] == ["shop: by hand", "shop: revenue"]
     assert "until 2999-01-01" in told[1]
@@ -241,21 +189,16 @@ def test_what_is_disabled_is_told_once_each_time(store: Store) -> None:
     assert len(notice(store)) == 1
 
 
-def test_jobs_that_failed_are_forgotten_like_others(store: Store) -> None:
+def test_what_is_long_ago_is_forgotten(store: Store) -> None:
     fail(store)
-    store.execute(
-        "UPDATE jobs SET submitted_at = now() - interval '90 days',"
-        " finished_at = now() - interval '90 days'"
-    )
+    long_ago = "now() - interval '90 days'"
+    store.execute(f"UPDATE jobs SET submitted_at = {long_ago}, finished_at = {long_ago}")
     assert prune(store.session, store.plane, 86_400) == 1
     assert notice(store) == []
-
-
-def test_messages_and_streaks_of_long_ago_are_forgotten(store: Store) -> None:
     fail(store)
     notice(store)
-    store.execute("UPDATE notices SET created_at = now() - interval '90 days', ended_at = now()")
-    store.execute("UPDATE failing SET last_failed_at = now() - interval '90 days'")
+    store.execute(f"UPDATE notices SET created_at = {long_ago}, ended_at = now()")
+    store.execute(f"UPDATE failing SET last_failed_at = {long_ago}")
     fail(store, name="stock")
     notice(store)
     assert notices(store).prune(store.session, 86_400) == 1
@@ -286,30 +229,3 @@ def test_what_is_told_of_one_name_is_told_in_order(store: Store) -> None:
     last = outbox.take(store.session, 60, set())
     assert last is not None
     assert last.document["event"] == "recovery"
-
-
-def test_the_message_holds_what_a_program_needs(store: Store) -> None:
-    job_id = fail(store, "x" * 5_000)
-    notice(store)
-    document = store.value("SELECT document FROM notices")
-    assert document["job_id"] == str(job_id)
-    assert (document["event"], document["kind"], document["name"]) == ("failure", "sync", "orders")
-    assert len(document["error"]) <= 1_000
-    assert document["failures"] == 1
-
-
-def test_ending_well_writes_nothing_more_than_before(store: Store) -> None:
-    """What a job that does not fail pays for notices: no row, and no index on its updates."""
-    plan = "\n".join(
-        row[0]
-        for row in store.execute(
-            "EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF)"
-            " UPDATE jobs SET status = 'done' WHERE status = 'running'"
-        )
-    )
-    assert "jobs_failed" not in plan
-    indexes = store.execute(
-        "SELECT indexdef FROM pg_indexes WHERE schemaname = 'tidegate_control'"
-        " AND tablename = 'jobs' AND indexdef ~ '(status|finished_at)'"
-    )
-    assert indexes == []

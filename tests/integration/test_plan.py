@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from integration.orders import CREATE, FILL, ORDERS, contents, open_transaction, plan_one
+from conftest import MakeDatabase
+from integration.conftest import MakePlace, MakeProject
+from integration.here import tidegate
+from integration.orders import CREATE, FILL, ORDERS, contents, open_transaction, plan_all, plan_one
 from tidegate.control.jobs import Jobs
 from tidegate.control.workers import Worker, Workers
+from tidegate.errors import DeclarationError
 from tidegate.model.batch import BatchKind
 from tidegate.model.cursor import Guarantee
 from tidegate.model.job import JobRequest
 from tidegate.pipeline.declaration import resolve_source
-from tidegate.pipeline.plan import expected_parallelism
+from tidegate.pipeline.plan import expected_parallelism, plan_project
 from tidegate.project import Project
 from tidegate.settings import SparkSettings
 from tidegate.sources import reading
 from tidegate.sources.reading import count_rows, read_only
 
 
-def test_a_project_that_never_ran_is_planned_without_making_anything(make_place: Any) -> None:
-    place = make_place(ORDERS, databases=3)
+def test_planning_writes_nothing_and_knows_what_a_run_would_do(make_project: MakeProject) -> None:
+    project, place = make_project(ORDERS, databases=3, installed=False)
     place.source.execute(*CREATE, FILL)
     before = contents(place.source, place.target, place.control)
     plan = plan_one(place.open())
@@ -55,25 +56,28 @@ def test_a_project_that_never_ran_is_planned_without_making_anything(make_place:
     assert plan.lock.resource.endswith("/raw.orders")
     assert plan.expected_seconds is None
 
-
-def test_planning_after_a_run_writes_nothing_and_knows_what_is_left(make_project: Any) -> None:
-    project, place = make_project(ORDERS, databases=3)
-    place.source.execute(*CREATE, FILL)
     project.run("orders")
     place.source.execute("UPDATE orders SET total = 0, updated_at = now() WHERE id <= 3")
     before = contents(place.source, place.target, place.control)
     plan = plan_one(place.open())
     assert contents(place.source, place.target, place.control) == before
-    assert plan.watermark == "2026-01-01 00:10:00+00"
-    assert plan.rows == 3
+    assert (plan.watermark, plan.rows) == ("2026-01-01 00:10:00+00", 3)
     assert plan.target_table.exists
     assert plan.publish is not None
     assert "ON CONFLICT" in plan.publish
     assert plan.expected_seconds is not None
     assert plan.expected_seconds > 0
+    # An open transaction is named, and holds the horizon back.
+    place.source.execute("UPDATE orders SET updated_at = '2026-01-01'")
+    with open_transaction(place.source, "INSERT INTO orders VALUES (11, 1)"):
+        place.source.execute("INSERT INTO orders VALUES (12, 2)")
+        plan = plan_one(place.open())
+    assert plan.held_by is not None
+    assert "late writer" in plan.held_by.what
+    assert (plan.rows, plan.next_batch) == (0, None)
 
 
-def test_planning_an_integer_cursor_records_no_observation(make_project: Any) -> None:
+def test_planning_an_integer_cursor_records_no_observation(make_project: MakeProject) -> None:
     project, place = make_project({**ORDERS, "cursor": "id"})
     place.source.execute(*CREATE, FILL)
     project.run("orders")
@@ -84,82 +88,51 @@ def test_planning_an_integer_cursor_records_no_observation(make_project: Any) ->
     assert (plan.rows, plan.horizon) == (1, "11")
 
 
-def test_the_command_imports_no_pyspark_and_prints_json(make_place: Any) -> None:
-    place = make_place(ORDERS)
-    place.source.execute(*CREATE, FILL)
-    code = (
-        "import sys; from tidegate.cli.main import app\n"
-        "for command in ('plan', 'status'):\n"
-        "    app([command, '--json', '-C', sys.argv[1]], standalone_mode=False)\n"
-        "assert 'pyspark' not in sys.modules"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(place.folder)], capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    first, end = json.JSONDecoder().raw_decode(done.stdout)
-    assert first["plans"][0]["rows"] == 10
-    assert json.loads(done.stdout[end:])["syncs"][0]["state"] == "never ran"
+EXACT, BOUNDED = Guarantee.EXACT, Guarantee.BOUNDED
+STAMPS = {
+    "a": ("timestamptz NOT NULL DEFAULT now()", EXACT, "DEFAULT now()"),
+    "b": (
+        "timestamptz NOT NULL DEFAULT clock_timestamp()",
+        EXACT,
+        "DEFAULT clock_timestamp()",
+    ),
+    "c": ("timestamptz NOT NULL", BOUNDED, "it has no default"),
+    "d": ("timestamptz NOT NULL DEFAULT '2026-01-01'", BOUNDED, "not the source's clock"),
+    "e": (
+        "bigint NOT NULL GENERATED ALWAYS AS IDENTITY",
+        EXACT,
+        "drawn from sequence public.e_at_seq (identity)",
+    ),
+    "f": ("bigserial", EXACT, "drawn from sequence public.f_at_seq (default)"),
+    "g": ("bigint NOT NULL GENERATED ALWAYS AS IDENTITY (CACHE 20)", BOUNDED, "CACHE 20"),
+    "h": ("bigint NOT NULL", BOUNDED, "it has no default"),
+}
 
 
-@pytest.mark.parametrize(
-    ("column", "cursor", "guarantee", "words"),
-    [
-        ("at timestamptz NOT NULL DEFAULT now()", "at", Guarantee.EXACT, "DEFAULT now()"),
-        (
-            "at timestamptz NOT NULL DEFAULT clock_timestamp()",
-            "at",
-            Guarantee.EXACT,
-            "DEFAULT clock_timestamp()",
-        ),
-        ("at timestamptz NOT NULL", "at", Guarantee.BOUNDED, "it has no default"),
-        (
-            "at timestamptz NOT NULL DEFAULT '2026-01-01'",
-            "at",
-            Guarantee.BOUNDED,
-            "not the source's clock",
-        ),
-        (
-            "n bigint NOT NULL GENERATED ALWAYS AS IDENTITY",
-            "n",
-            Guarantee.EXACT,
-            "drawn from sequence public.orders_n_seq (identity)",
-        ),
-        ("n bigserial", "n", Guarantee.EXACT, "drawn from sequence public.orders_n_seq (default)"),
-        (
-            "n bigint NOT NULL GENERATED ALWAYS AS IDENTITY (CACHE 20)",
-            "n",
-            Guarantee.BOUNDED,
-            "CACHE 20",
-        ),
-        ("n bigint NOT NULL", "n", Guarantee.BOUNDED, "it has no default"),
-    ],
-)
-def test_the_guarantee_follows_from_who_stamps_the_cursor(
-    make_place: Any, column: str, cursor: str, guarantee: Guarantee, words: str
-) -> None:
-    place = make_place({**ORDERS, "cursor": cursor})
-    place.source.execute(f"CREATE TABLE orders (id bigint PRIMARY KEY, {column})")
-    plan = plan_one(place.open())
-    assert plan.guarantee is guarantee
-    assert words in plan.because
-    missed = [text for text in plan.warnings if "rows that commit late would be missed" in text]
-    assert bool(missed) is (guarantee is not Guarantee.EXACT)
+def test_the_guarantee_follows_from_who_stamps_the_cursor(make_place: MakePlace) -> None:
+    syncs = [
+        {"name": name, "source": f"shop:{name}", "target": f"warehouse:raw.{name}", "cursor": "at"}
+        for name in STAMPS
+    ]
+    looking_back = {**syncs[2], "name": "back", "target": "warehouse:back", "lookback": "9 minutes"}
+    place = make_place(*syncs, looking_back)
+    for name, (column, _, _) in STAMPS.items():
+        place.source.execute(f"CREATE TABLE {name} (id bigint PRIMARY KEY, at {column})")
+    found = {plan.sync: plan for plan in plan_all(place.open()).plans}
+    late = "rows that commit late would be missed"
+    for name, (_, guarantee, words) in STAMPS.items():
+        plan = found[name]
+        assert plan.guarantee is guarantee, name
+        assert words in plan.because
+        assert any(late in text for text in plan.warnings) is (guarantee is BOUNDED), name
+        assert plan.cursor.indexed is False
+        assert any("leads with at" in text for text in plan.warnings)
+    # A lookback is named where the guarantee rests on it.
+    assert "lookback = 9 minutes" in found["back"].because
+    assert not any("late" in text for text in found["back"].warnings)
 
 
-def test_a_lookback_is_named_where_the_guarantee_rests_on_it(make_place: Any) -> None:
-    place = make_place({**ORDERS, "lookback": "10 minutes"})
-    place.source.execute(
-        "CREATE TABLE orders (id bigint PRIMARY KEY, updated_at timestamptz NOT NULL)"
-    )
-    plan = plan_one(place.open())
-    assert "lookback = 10 minutes" in plan.because
-    assert not any("late" in text for text in plan.warnings)
-
-
-def test_a_role_that_sees_no_transactions_gets_the_settled_guarantee(
-    make_place: Any, server: Any
-) -> None:
+def test_a_role_that_sees_no_transactions_gets_the_settled_guarantee(make_place: MakePlace) -> None:
     place = make_place(ORDERS)
     role = f"reader_{place.folder.parent.name[-12:].lower().replace('-', '_')}"
     place.source.execute(
@@ -177,33 +150,13 @@ def test_a_role_that_sees_no_transactions_gets_the_settled_guarantee(
     assert "GRANT pg_read_all_stats" in plan.because
 
 
-def test_an_open_transaction_is_named_and_holds_the_horizon_back(make_place: Any) -> None:
-    place = make_place(ORDERS)
-    place.source.execute(*CREATE)
-    with open_transaction(place.source, "INSERT INTO orders VALUES (1, 1)"):
-        place.source.execute("INSERT INTO orders VALUES (2, 2)")
-        plan = plan_one(place.open())
-    assert plan.held_by is not None
-    assert "late writer" in plan.held_by.what
-    assert plan.rows == 0
-    assert plan.next_batch is None
-
-
-def test_a_cursor_without_an_index_is_warned_about(make_place: Any) -> None:
-    place = make_place(ORDERS)
-    place.source.execute(CREATE[0])
-    plan = plan_one(place.open())
-    assert plan.cursor.indexed is False
-    assert any("no index of public.orders leads with updated_at" in one for one in plan.warnings)
-
-
-def test_the_planned_batches_are_those_that_a_run_loads(make_project: Any) -> None:
-    sync = {**ORDERS, "batch_rows": 4, "lookback": "3 minutes", "null_cursor": "include"}
+def test_the_planned_batches_are_those_that_a_run_loads(make_project: MakeProject) -> None:
+    sync = {**ORDERS, "batch_rows": 6, "lookback": "3 minutes", "null_cursor": "include"}
     project, place = make_project(sync)
     place.source.execute(*CREATE, "ALTER TABLE orders ALTER updated_at DROP NOT NULL", FILL)
     place.source.execute("INSERT INTO orders VALUES (100, 1, NULL)")
     kinds = []
-    for _ in range(7):
+    for _ in range(5):
         plan = plan_one(place.open())
         report = project.run("orders", max_batches=1)
         loaded = report.outcome.loads[0].batch if report.outcome.loads else None
@@ -213,8 +166,8 @@ def test_the_planned_batches_are_those_that_a_run_loads(make_project: Any) -> No
     assert set(kinds) == {BatchKind.RANGE, BatchKind.LOOKBACK, BatchKind.NULLS}
 
 
-def test_a_tie_larger_than_a_batch_is_counted_from_where_it_stopped(make_project: Any) -> None:
-    project, place = make_project({**ORDERS, "batch_rows": 3})
+def test_a_tie_is_counted_from_where_it_stopped(make_project: MakeProject) -> None:
+    project, place = make_project({**ORDERS, "batch_rows": 3, "partitions": 3})
     place.source.execute(
         *CREATE, "INSERT INTO orders SELECT n, n, '2026-01-01' FROM generate_series(1, 8) n"
     )
@@ -223,18 +176,15 @@ def test_a_tie_larger_than_a_batch_is_counted_from_where_it_stopped(make_project
     assert (plan.rows, plan.batches) == (5, 2)
     assert plan.next_batch is not None
     assert plan.next_batch.key_low == ("3",)
-
-
-def test_the_shown_statements_read_exactly_the_next_batch(make_place: Any) -> None:
-    place = make_place({**ORDERS, "batch_rows": 7, "partitions": 3})
-    place.source.execute(*CREATE, FILL)
+    project.run("orders")
+    place.source.execute(FILL.replace("SELECT n,", "SELECT n + 10,"))
     plan = plan_one(place.open())
     assert plan.partitions == len(plan.statements) == 3
     read = [row[0] for one in plan.statements for row in place.source.execute(one)]
-    assert sorted(read) == [1, 2, 3, 4, 5, 6, 7]
+    assert sorted(read) == [11, 12, 13]
 
 
-def test_the_holder_of_the_lock_is_named_and_a_dead_one_told_apart(make_project: Any) -> None:
+def test_a_holder_of_the_lock_is_told_from_a_dead_one(make_project: MakeProject) -> None:
     project, place = make_project(ORDERS)
     place.source.execute(*CREATE, FILL)
     project.run("orders")
@@ -256,7 +206,7 @@ def test_the_holder_of_the_lock_is_named_and_a_dead_one_told_apart(make_project:
     assert (gone.free, gone.note) == (True, "its process is gone; the next run takes over")
 
 
-def test_a_transformation_is_planned_without_running_it(make_place: Any) -> None:
+def test_a_transformation_is_planned_without_running_it(make_place: MakePlace) -> None:
     place = make_place(
         pipelines="import tidegate as tg\n"
         '@tg.sync(source="shop:orders", target="warehouse:raw.orders", cursor="updated_at")\n'
@@ -269,7 +219,7 @@ def test_a_transformation_is_planned_without_running_it(make_place: Any) -> None
 
 
 def test_a_count_that_takes_long_gives_way_to_an_estimate(
-    make_place: Any, monkeypatch: pytest.MonkeyPatch
+    make_place: MakePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view = {**ORDERS, "source": "shop:public.slow", "key": ["id"], "null_cursor": "exclude"}
     place = make_place(view)
@@ -285,15 +235,83 @@ def test_a_count_that_takes_long_gives_way_to_an_estimate(
     assert 1 <= rows <= 10
 
 
-@pytest.mark.parametrize(
-    ("settings", "tasks"),
-    [
+def test_the_parallelism_is_told_from_the_settings() -> None:
+    cases: list[tuple[dict[str, Any], int]] = [
         ({"master": "local"}, 1),
         ({"master": "local[3]"}, 3),
         ({"master": "local-cluster[2,3,1024]"}, 6),
         ({"master": "spark://host:7077", "conf": {"spark.default.parallelism": "16"}}, 16),
         ({"remote": "sc://host"}, 4),
-    ],
-)
-def test_the_parallelism_is_told_from_the_settings(settings: dict[str, Any], tasks: int) -> None:
-    assert expected_parallelism(SparkSettings(**settings)) == tasks
+    ]
+    for settings, tasks in cases:
+        assert expected_parallelism(SparkSettings(**settings)) == tasks
+
+
+def refusal(project: Project) -> str:
+    found = plan_project(project.context, [project.syncs["orders"]])
+    assert found.plans == ()
+    assert found.exit_code == 2
+    return f"{found.refusals[0].message} / {found.refusals[0].hint}"
+
+
+def test_every_refusal_is_listed_and_the_rest_is_planned(make_place: MakePlace) -> None:
+    place = make_place(
+        {**ORDERS, "name": "good"},
+        {**ORDERS, "name": "no_table", "source": "shop:public.ordres", "target": "warehouse:a"},
+        {**ORDERS, "name": "no_column", "cursor": "update_at", "target": "warehouse:b"},
+        {**ORDERS, "name": "no_mode", "changes": "cdc", "target": "warehouse:c"},
+        {**ORDERS, "name": "gaps", "target": "warehouse:d", "null_cursor": "raise", "cursor": "at"},
+    )
+    place.source.execute(
+        *CREATE, "ALTER TABLE orders ADD at timestamptz", "INSERT INTO orders VALUES (1, 1)"
+    )
+    done = tidegate(place.folder, "plan")
+    assert done.code == 2
+    assert done.out.startswith("good\n")
+    assert "no_table: table public.ordres does not exist" in done.err
+    assert "did you mean public.orders?" in done.err
+    assert "no_column" in done.err
+    assert "no_mode" in done.err
+    assert "1 rows of public.orders have no at" in done.err
+    done = tidegate(place.folder, "plan", "god")
+    assert done.code == 2
+    assert "did you mean good?" in done.err
+    done = tidegate(place.folder.parent, "plan")
+    assert done.code == 2
+    assert "tidegate init" in done.err
+
+
+def test_a_key_without_a_unique_index_is_looked_at_whole(make_place: MakePlace) -> None:
+    place = make_place({**ORDERS, "key": ["total"]})
+    place.source.execute(*CREATE, FILL)
+    plan = plan_one(place.open())
+    assert (plan.key.declared, plan.key.proven) == (True, False)
+    place.source.execute("INSERT INTO orders VALUES (11, 1)")
+    assert "the key (total) of public.orders is not unique: one occurs 2 times" in refusal(
+        place.open()
+    )
+
+
+def test_a_load_that_cannot_go_on_is_refused(
+    make_project: MakeProject, make_place: MakePlace, make_database: MakeDatabase
+) -> None:
+    project, place = make_project(ORDERS)
+    place.source.execute(*CREATE, FILL)
+    project.run("orders")
+    other = make_place({**ORDERS, "cursor": "id"}, beside=place)
+    assert "its cursor was updated_at and is now id" in refusal(other.open())
+    with pytest.raises(DeclarationError, match="its cursor was updated_at and is now id"):
+        other.open().run("orders")
+    assert project.watermark("orders").value == "2026-01-01 00:10:00+00"
+    theirs = Project.open(place.folder, **{"project.control": make_database("other")})
+    assert "--take-over" in refusal(theirs)
+    table = "ALTER TABLE raw.orders"
+    for change, words in (
+        (f"{table} DROP CONSTRAINT orders_pkey", "no unique index on (id)"),
+        (f"{table} ADD PRIMARY KEY (id), ALTER total TYPE int", "its column total is integer"),
+        (f"{table} DROP COLUMN total", "it has no column total"),
+        ("TRUNCATE raw.orders", "raw.orders is empty, but 10 rows are recorded in it"),
+        ("DROP TABLE raw.orders", "raw.orders does not exist, but 10 rows are recorded in it"),
+    ):
+        place.target.execute(change)
+        assert words in refusal(place.open())

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
-from integration.commands import DONE, FAILED, USAGE, tidegate
-from integration.orders import contents
+from integration.commands import DONE, FAILED, USAGE
+from integration.conftest import MakePlace, Place
+from integration.groups import SHOP, STAMPED
+from integration.here import tidegate
+from integration.orders import contents, places
+from tidegate.cli.plan_groups import print_group
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.pipeline import plan as plan_module
 from tidegate.pipeline.plan import plan_project
 from tidegate.project import Project
 
-SHOP = {"name": "shop", "source": "shop:public.*", "target": "warehouse:raw.{table}"}
+__all__ = ["places"]
+
 SINGLE = {
     "name": "single",
     "source": "shop:sales.single",
     "target": "warehouse:sales.single",
     "cursor": "updated_at",
 }
-STAMPED = "id int PRIMARY KEY, updated_at timestamptz NOT NULL DEFAULT now()"
 TABLES = (
     f"CREATE TABLE orders ({STAMPED})",
     "CREATE INDEX ON orders (updated_at)",
@@ -33,18 +36,32 @@ TABLES = (
     "INSERT INTO lists SELECT 'c' || n FROM generate_series(1, 3) n",
     "CREATE SCHEMA sales",
     f"CREATE TABLE sales.single ({STAMPED})",
+    "CREATE SCHEMA far",
+    f"CREATE TABLE far.{'x' * 63} (id int PRIMARY KEY)",
+    *(f"CREATE TABLE far.more_{n} (id int PRIMARY KEY)" for n in range(12)),
 )
+FAR = {"name": "far", "source": "shop:far.*", "target": "warehouse:raw.{table}_copy"}
+OURS = ("shop.items", "shop.lists", "shop.notes", "shop.orders")
 NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
 
 
+@pytest.fixture(scope="module")
+def never_ran(places: MakePlace) -> Place:
+    """A project that has loaded nothing; its tests write nothing either."""
+    return filled(places(SHOP, SINGLE, databases=2))
+
+
 @pytest.fixture
-def place(make_place: Any) -> Any:
-    made = make_place(SHOP, SINGLE, databases=2)
-    made.source.execute(*TABLES)
-    return made
+def place(make_place: MakePlace) -> Place:
+    return filled(make_place(SHOP, SINGLE, databases=2))
 
 
-def point_elsewhere(place: Any) -> None:
+def filled(place: Place) -> Place:
+    place.source.execute(*TABLES)
+    return place
+
+
+def point_elsewhere(place: Place) -> None:
     """Let the source of the project be one that does not answer."""
     file = place.folder / "tidegate.toml"
     before = f"shop = {json.dumps(place.source.conninfo)}"
@@ -53,7 +70,7 @@ def point_elsewhere(place: Any) -> None:
     file.write_text(text.replace(before, f"shop = {json.dumps(NOWHERE)}"))
 
 
-def pretend_loaded(place: Any, *tables: str) -> None:
+def pretend_loaded(place: Place, *tables: str) -> None:
     """Watermarks as loads of these tables would have left them."""
     with place.open() as project:
         ledger = project.context.ledger("warehouse")
@@ -68,11 +85,11 @@ def pretend_loaded(place: Any, *tables: str) -> None:
     )
 
 
-def test_plan_prints_one_line_per_table_and_what_is_left_out(place: Any) -> None:
-    before = contents(place.source, place.target)
-    done = tidegate(place.folder, "plan")
+def test_plan_prints_one_line_per_table_and_named_ones_in_full(never_ran: Place) -> None:
+    before = contents(never_ran.source, never_ran.target)
+    done = tidegate(never_ran.folder, "plan")
     assert done.code == DONE, done.said
-    assert contents(place.source, place.target) == before
+    assert contents(never_ran.source, never_ran.target) == before
     lines = [line.split() for line in done.out.splitlines()]
     assert ["orders", "merge", "id", "updated_at", "7", "7", "exact"] in lines
     assert ["items", "merge", "id", "updated_at", "0", "nothing", "new", "exact", "1"] in lines
@@ -84,67 +101,78 @@ def test_plan_prints_one_line_per_table_and_what_is_left_out(place: Any) -> None
     assert done.out.count("  reads ") == 0
     assert done.out.count("  moves ") == 1
 
-
-def test_plan_prints_named_tables_and_all_with_verbose_in_full(place: Any) -> None:
-    named = tidegate(place.folder, "plan", "shop.orders")
+    named = tidegate(never_ran.folder, "plan", "shop.orders")
     assert named.code == DONE, named.said
     assert named.out.startswith("shop.orders\n")
     assert named.out.count("  moves ") == 1
     assert "4 tables" not in named.out
     assert "id (primary key, unique by an index)" in named.out
-    verbose = tidegate(place.folder, "plan", "shop", "--verbose")
+    verbose = tidegate(never_ran.folder, "plan", "shop", "--verbose")
     assert verbose.out.count("  moves ") == 4
     assert "no column rises with every change, so the whole table is loaded" in verbose.out
-    document = tidegate(place.folder, "plan", "--json").document
-    assert [one["sync"] for one in document["plans"]] == [
-        "shop.items",
-        "shop.lists",
-        "shop.notes",
-        "shop.orders",
-        "single",
-    ]
+    document = tidegate(never_ran.folder, "plan", "--json").document
+    assert [one["sync"] for one in document["plans"]] == [*OURS, "single"]
     assert {one["group"] for one in document["plans"]} == {"shop", None}
     assert document["groups"][0]["left_out"][0]["table"] == "public.v"
 
 
-def test_a_table_that_is_refused_does_not_keep_the_others_from_being_planned(place: Any) -> None:
-    place.source.execute(f"CREATE TABLE {'x' * 63} (id int PRIMARY KEY)")
-    file = place.folder / "tidegate.toml"
-    file.write_text(file.read_text().replace("raw.{table}", "raw.{table}_copy"))
+def test_the_rest_is_planned_beside_what_is_refused(places: MakePlace, never_ran: Place) -> None:
+    nothing = {"name": "nothing", "source": "shop:public.zz*", "target": "warehouse:zz.{table}"}
+    place = places(FAR, nothing, SINGLE, beside=never_ran)
     done = tidegate(place.folder, "plan")
     assert done.code == USAGE
     assert "longer than 63 bytes" in done.err
-    assert "orders" in done.out
+    assert "nothing matches shop:public.zz*" in done.err
+    assert "nothing: shop:public.zz* → warehouse:zz.{table}, 0 tables" in done.out
+    assert "more_11" in done.out
+    assert "single" in done.out
 
 
 def test_a_large_table_without_a_cursor_is_warned_of(
-    place: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    never_ran: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(plan_module, "_LARGE_ROWS", 2)
-    with Project.open(place.folder) as project:
+    with Project.open(never_ran.folder) as project:
         expanded = project.expanded(["shop"])
         found = plan_project(project.context, expanded.syncs, expanded.groups)
     large = {one.table: one.warnings for one in found.plans if one.is_large}
     assert list(large) == ["lists"]
     assert "loads all of about 3 rows" in large["lists"][0]
-    from tidegate.cli.plan_groups import print_group
-
     print_group(found.groups[0], found.plans, verbose=False)
     assert "warning: lists: every run that finds a change" in capsys.readouterr().out
 
 
-def test_a_group_that_cannot_be_listed_is_refused_beside_the_others(place: Any) -> None:
-    file = place.folder / "tidegate.toml"
-    more = '[sync.nothing]\nsource = "shop:public.zz*"\ntarget = "warehouse:zz.{table}"\n'
-    file.write_text(file.read_text() + more)
-    done = tidegate(place.folder, "plan")
-    assert done.code == USAGE
-    assert "nothing matches shop:public.zz*" in done.err
-    assert "nothing: shop:public.zz* → warehouse:zz.{table}, 0 tables" in done.out
-    assert "orders" in done.out
+def test_verify_and_doctor_take_groups_and_tables(places: MakePlace, never_ran: Place) -> None:
+    done = tidegate(never_ran.folder, "verify", "shop", "--json")
+    assert done.code == FAILED
+    assert {one["sync"]: one["verdict"] for one in done.document} == dict.fromkeys(
+        OURS, "never ran"
+    )
+    wrong = tidegate(never_ran.folder, "verify", "shop.ordres")
+    assert wrong.code == USAGE
+    assert "shop.orders" in wrong.err
+    place = places(SHOP, {**FAR, "target": "warehouse:far.{table}"}, SINGLE, beside=never_ran)
+    checks = tidegate(place.folder, "doctor", "--json").document["checks"]
+    found = {check["name"]: check["found"] for check in checks}
+    assert found["declarations"] == "18 syncs"
+    assert found['connection "shop": sources'] == "18 may be read"
 
 
-def test_status_shows_what_the_ledger_knows_when_the_source_is_down(place: Any) -> None:
+def test_a_group_is_told_without_its_source(places: MakePlace, never_ran: Place) -> None:
+    place = places(SHOP, SINGLE, beside=never_ran)
+    point_elsewhere(place)
+    done = tidegate(place.folder, "status")
+    assert done.code == DONE, done.said
+    assert "unreachable: cannot connect" in done.out
+    done = tidegate(place.folder, "doctor", "--json")
+    assert done.code == FAILED
+    assert any(check["name"] == "declarations: shop" for check in done.document["checks"])
+    done = tidegate(place.folder, "run", "shop")
+    assert done.code == FAILED
+    assert "cannot connect" in done.err
+
+
+def test_status_shows_what_the_ledger_knows_when_the_source_is_down(place: Place) -> None:
     pretend_loaded(place, "orders", "lists")
     assert len(tidegate(place.folder, "status", "--json").document["syncs"]) == 5
     point_elsewhere(place)
@@ -164,34 +192,27 @@ def test_status_shows_what_the_ledger_knows_when_the_source_is_down(place: Any) 
     assert {one["sync"] for one in listed} == {"shop.lists", "shop.orders", "single"}
 
 
-def test_status_of_a_group_that_never_ran_does_not_fail_without_its_source(place: Any) -> None:
-    point_elsewhere(place)
-    done = tidegate(place.folder, "status")
-    assert done.code == DONE, done.said
-    assert "unreachable: cannot connect" in done.out
-
-
-def test_watermarks_of_tables_that_are_gone_are_listed_and_others_projects_are_not(
-    place: Any,
-) -> None:
-    pretend_loaded(place, "orders", "dropped_since")
+def test_state_of_a_group_is_listed_and_removed_and_that_of_others_is_not(place: Place) -> None:
+    pretend_loaded(place, "orders", "lists", "dropped_since")
     place.target.execute(
         "INSERT INTO tidegate.etl_state (pipeline_name, table_name) VALUES"
-        " ('shop.eu.orders', 'raw.theirs')"
+        " ('shop.single', 'sales.single'), ('shop.shopping.x', 'raw.x'),"
+        " ('shop.eu.orders', 'raw.theirs')",
+        "INSERT INTO tidegate.table_updates (update_id, target_table) VALUES ('u', 'raw.orders')",
+        "INSERT INTO tidegate.watermark_log (pipeline_name, table_name, generation, version,"
+        " update_id, moved_by, reason)"
+        " VALUES ('shop.shop.orders', 'raw.orders', 0, 1, 'u', 'x', 'y')",
     )
     listed = tidegate(place.folder, "watermark", "list", "--json").document
     found = {one["sync"]: one["declared"] for one in listed}
     assert found["shop.orders"] is True
+    # A table that is gone is listed, one of another project is not.
     assert found["shop.dropped_since"] is False
     assert "eu.orders" not in found
+    done = tidegate(place.folder, "marker", "forget", "warehouse:raw.orders", "u")
+    assert done.code == DONE, done.said
+    assert "tidegate watermark rewind shop.orders VALUE" in done.err
 
-
-def test_removing_a_group_forgets_all_of_its_tables_and_nothing_else(place: Any) -> None:
-    pretend_loaded(place, "orders", "lists", "dropped_since")
-    place.target.execute(
-        "INSERT INTO tidegate.etl_state (pipeline_name, table_name) VALUES"
-        " ('shop.single', 'sales.single'), ('shop.shopping.x', 'raw.x')"
-    )
     asked = tidegate(place.folder, "remove", "shop")
     assert asked.code == USAGE
     assert "shop.dropped_since" in asked.out
@@ -204,48 +225,4 @@ def test_removing_a_group_forgets_all_of_its_tables_and_nothing_else(place: Any)
         "shop.dropped_since",
     }
     left = place.target.execute("SELECT pipeline_name FROM tidegate.etl_state ORDER BY 1")
-    assert left == [("shop.shopping.x",), ("shop.single",)]
-
-
-def test_marker_forget_names_the_table_of_the_group(place: Any) -> None:
-    pretend_loaded(place, "orders")
-    place.target.execute(
-        "INSERT INTO tidegate.table_updates (update_id, target_table) VALUES ('u', 'raw.orders')",
-        "INSERT INTO tidegate.watermark_log (pipeline_name, table_name, generation, version,"
-        " update_id, moved_by, reason)"
-        " VALUES ('shop.shop.orders', 'raw.orders', 0, 1, 'u', 'x', 'y')",
-    )
-    done = tidegate(place.folder, "marker", "forget", "warehouse:raw.orders", "u")
-    assert done.code == DONE, done.said
-    assert "tidegate watermark rewind shop.orders VALUE" in done.err
-
-
-def test_doctor_looks_at_every_table_of_a_group(place: Any) -> None:
-    for n in range(12):
-        place.source.execute(f"CREATE TABLE more_{n} (id int PRIMARY KEY)")
-    checks = tidegate(place.folder, "doctor", "--json").document["checks"]
-    found = {check["name"]: check["found"] for check in checks}
-    assert found["declarations"] == "17 syncs"
-    assert found['connection "shop": sources'] == "17 may be read"
-    point_elsewhere(place)
-    done = tidegate(place.folder, "doctor", "--json")
-    assert done.code == FAILED
-    assert any(check["name"] == "declarations: shop" for check in done.document["checks"])
-
-
-def test_verify_takes_groups_and_tables(place: Any) -> None:
-    done = tidegate(place.folder, "verify", "shop", "--json")
-    assert done.code == FAILED
-    assert {one["sync"]: one["verdict"] for one in done.document} == dict.fromkeys(
-        ("shop.items", "shop.lists", "shop.notes", "shop.orders"), "never ran"
-    )
-    wrong = tidegate(place.folder, "verify", "shop.ordres")
-    assert wrong.code == USAGE
-    assert "shop.orders" in wrong.err
-
-
-def test_a_run_of_a_group_without_its_source_says_so_and_fails(place: Any) -> None:
-    point_elsewhere(place)
-    done = tidegate(place.folder, "run", "shop")
-    assert done.code == FAILED
-    assert "cannot connect" in done.err
+    assert left == [("shop.eu.orders",), ("shop.shopping.x",), ("shop.single",)]

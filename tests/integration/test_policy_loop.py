@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,33 +11,34 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from psycopg import sql
 
+from databases import Databases
 from integration.cached_lakes import (
     ITEMS,
     ORDERS,
     TARGET,
     add_files,
     cared_place,
+    forget_all,
     opened,
     refresh,
     small_files,
 )
 from integration.commands import DONE, tidegate
-from integration.conftest import MakePlace, Place
+from integration.conftest import Place
+from integration.shared_places import shared_places
 from tidegate.control.jobs import Jobs
 from tidegate.control.maintenance import MaintenanceJobs
 from tidegate.control.workers import Worker, Workers
-from tidegate.insight.following import wait_for_end
-from tidegate.insight.tables import find_table
 from tidegate.model.job import MAINTENANCE, Claim, JobStatus, LockAt, Submitted
 from tidegate.model.maintenance import Action, Order, RewriteDataFiles
 from tidegate.model.recommendation import LastRun
 from tidegate.model.relation import Endpoint
 from tidegate.postgres.connect import Connection
+from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.project import Project
 from tidegate.runtime.maintaining import record_dry_run, submit_maintenance, table_holder
-from tidegate.runtime.policy_loop import ACTOR, PolicyKeeper, Queued
+from tidegate.runtime.policy_loop import PolicyKeeper, Queued
 
 AUTOMATIC = """
 [maintenance]
@@ -51,14 +50,24 @@ OPTED_OUT = '\n[maintenance.for."lake:raw.items"]\nautomatic = false\n'
 REWRITE = Order(((Action.REWRITE_DATA_FILES, RewriteDataFiles()),))
 
 
-@pytest.fixture
-def place(make_place: MakePlace) -> Place:
+@pytest.fixture(scope="module")
+def shared(
+    server: EmbeddedServer, kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Place]:
     """Two tables that need care, one of which is left to people."""
-    place = cared_place(make_place, AUTOMATIC + OPTED_OUT)
-    small_files(place, ORDERS)
-    small_files(place, ITEMS)
-    refresh(place)
-    return place
+    with shared_places(server, kept_databases, tmp_path_factory.mktemp("policy")) as make:
+        place = cared_place(make, AUTOMATIC + OPTED_OUT, databases=1)
+        small_files(place, ORDERS)
+        small_files(place, ITEMS)
+        yield place
+
+
+@pytest.fixture
+def place(shared: Place) -> Place:
+    """The tables are cached, and nothing was done yet."""
+    forget_all(shared)
+    refresh(shared)
+    return shared
 
 
 def keep(place: Place) -> Queued:
@@ -113,6 +122,10 @@ def pass_time(place: Place, interval: str) -> None:
 def test_a_table_that_needs_care_is_queued_once_and_one_that_opted_out_never(
     place: Place,
 ) -> None:
+    with opened(place) as (project, control):
+        project.context.plane.start_draining(control, "test")
+        assert keep(place) == Queued(), "nothing is queued while the control plane drains"
+        project.context.plane.stop_draining(control)
     assert keep(place) == Queued(queued=1, looked_at=1)
     assert keep(place) == Queued(queued=0, looked_at=1)
     ((name, status, actor, lock_at, unique_key, priority, payload),) = jobs(place)
@@ -159,15 +172,6 @@ def test_a_loop_whose_turn_comes_late_looks_anew_and_does_not_queue_what_was_don
         end(place, JobStatus.DONE, ("rewrite_data_files", "done"))
         go_on.set()
         assert late.result() == Queued(queued=0, looked_at=1)
-
-
-def test_nothing_is_queued_while_the_control_plane_drains(place: Place) -> None:
-    with opened(place) as (project, control):
-        project.context.plane.start_draining(control, "test")
-    assert keep(place) == Queued()
-    with opened(place) as (project, control):
-        project.context.plane.stop_draining(control)
-    assert keep(place).queued == 1
 
 
 def test_what_has_run_waits_for_its_cadence_and_for_something_new(place: Place) -> None:
@@ -224,7 +228,18 @@ def test_the_last_run_of_each_action_is_told_from_jobs_that_did_something(place:
             return found.last_runs(control, target)
 
     with opened(place) as (project, control):
-        record_dry_run(project.context, control, TARGET, REWRITE, {}, actor="a person")
+        context = project.context
+        first, again = (
+            record_dry_run(
+                context, control, TARGET, REWRITE, {}, actor="a person", idempotency_key="k"
+            )
+            for _ in range(2)
+        )
+        assert first == again, "a dry run is repeated by its key"
+        assert table_holder(project.context, control, TARGET) is None
+        ((_, status, actor, lock_at, *_),) = jobs(place)
+        assert (status, actor, lock_at) == ("done", "a person", LockAt.NEVER)
+        assert Jobs(project.context.plane).depth(control) == 0
     assert last() == {}
     keep(place)
     end(
@@ -234,72 +249,24 @@ def test_the_last_run_of_each_action_is_told_from_jobs_that_did_something(place:
         ("remove_orphan_files", "skipped"),
         ("rewrite_data_files", "failed"),
     )
-    first = last()
-    assert {action: run.status for action, run in first.items()} == {
-        Action.EXPIRE_SNAPSHOTS: "done",
-        Action.REWRITE_DATA_FILES: "failed",
+    runs = last()
+    assert {action: (run.status, run.failures) for action, run in runs.items()} == {
+        Action.EXPIRE_SNAPSHOTS: ("done", 0),
+        Action.REWRITE_DATA_FILES: ("failed", 1),
     }
-    assert first[Action.EXPIRE_SNAPSHOTS].failures == 0
-    assert first[Action.REWRITE_DATA_FILES].failures == 1
     pass_time(place, "1 day")
     keep(place)
     end(place, JobStatus.DONE, ("rewrite_data_files", "done"))
-    second = last()
-    run = second[Action.REWRITE_DATA_FILES]
+    run = last()[Action.REWRITE_DATA_FILES]
     assert (run.status, run.failures) == ("done", 0)
-    assert run.at > first[Action.REWRITE_DATA_FILES].at - timedelta(days=1)
+    assert run.at > runs[Action.REWRITE_DATA_FILES].at - timedelta(days=1)
     assert last(Endpoint("lake", ITEMS)) == {}
 
 
-def test_a_dry_run_is_kept_as_a_job_that_is_done_and_repeated_by_its_key(place: Place) -> None:
-    with opened(place) as (project, control):
-        context = project.context
-        first = record_dry_run(
-            context, control, TARGET, REWRITE, {}, actor="a person", idempotency_key="k"
-        )
-        again = record_dry_run(
-            context, control, TARGET, REWRITE, {}, actor="a person", idempotency_key="k"
-        )
-        assert first == again
-        assert table_holder(context, control, TARGET) is None
-        ((_, status, actor, lock_at, *_),) = jobs(place)
-        assert (status, actor, lock_at) == ("done", "a person", LockAt.NEVER)
-        assert Jobs(context.plane).depth(control) == 0
-        assert actor != ACTOR
-
-
-def test_a_sweeper_refreshes_and_queues_by_itself(make_place: MakePlace) -> None:
-    place = cared_place(make_place, AUTOMATIC)
-    small_files(place, ORDERS)
+def test_a_sweeper_refreshes_and_queues_by_itself(place: Place) -> None:
+    forget_all(place)
     done = tidegate(place.folder, "sweeper", "--once", "--json")
     assert done.code == DONE, done
-    assert done.document["tables"]["read"] == 1
+    assert done.document["tables"]["read"] == 2
     ((name, status, *_),) = jobs(place)
     assert (name, status) == ("lake:raw.orders", "pending")
-
-
-def test_up_looks_after_a_lake_by_itself(make_place: MakePlace) -> None:
-    """Nobody does anything: a sweeper sees the table, a worker maintains it."""
-    place = cared_place(make_place, AUTOMATIC + '\n[spark]\nmaster = "local[1]"\n')
-    small_files(place, ORDERS)
-    with opened(place) as (project, control):
-        channel = project.context.plane.channel("jobs")
-        control.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
-        up = subprocess.Popen(
-            [sys.executable, "-m", "tidegate", "up", "--project", str(place.folder)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            assert next(control.notifies(timeout=120), None) is not None
-            job_id = place.control.value("SELECT job_id FROM tidegate_control.jobs")
-            record = wait_for_end(project.context, job_id, 240)
-            assert record.status is JobStatus.DONE, record.error
-            assert record.submitted_by == ACTOR
-        finally:
-            up.terminate()
-            up.wait(30)
-        refresh(place)
-        table = find_table(project.context, control, "raw", "orders")
-        assert table.facts is not None
-        assert table.facts.data.files == 1

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from integration.cdc_places import make_cdc
 from integration.conftest import MakePlace, MakeProject, Place
 from integration.lakes import make_lake_project
+from integration.queued import run_here
+from integration.without_spark import Make, make
+from tidegate.errors import DeclarationError
 from tidegate.model.batch import BatchKind
 from tidegate.model.plan import SyncPlan
 from tidegate.model.verification import Verification
@@ -16,14 +21,9 @@ from tidegate.pipeline.verify import verify_sync
 from tidegate.project import Project
 from tidegate.spark.session import SparkSessions
 
-ORDERS = {
-    "source": "shop:public.orders",
-    "target": "warehouse:raw.orders",
-    "changes": "snapshot",
-}
+__all__ = ["make", "make_cdc"]
 
-
-WINDOWED = {**ORDERS, "cursor": "updated_at", "lookback": "1 hour"}
+ORDERS = {"source": "shop:public.orders", "target": "warehouse:raw.orders", "changes": "snapshot"}
 
 
 def seed(place: Place, rows: int = 10) -> None:
@@ -33,21 +33,12 @@ def seed(place: Place, rows: int = 10) -> None:
     )
 
 
-def seed_stamped(place: Place) -> None:
-    place.source.execute(
-        "CREATE TABLE orders (id int PRIMARY KEY, name text, updated_at timestamptz)",
-        "CREATE INDEX ON orders (updated_at)",
-        "INSERT INTO orders SELECT i, 'n' || i, now() - i * interval '1 day'"
-        " FROM generate_series(0, 9) i",
-    )
-
-
 def verify(project: Project) -> Verification:
     return verify_sync(project.context, project.sync("orders"))
 
 
 def plan(project: Project) -> SyncPlan:
-    found = plan_project(project.context, project.syncs.values())
+    found = plan_project(project.context, [project.syncs["orders"]])
     assert not found.refusals, found.refusals
     return found.plans[0]
 
@@ -58,10 +49,14 @@ def same(place: Place, source: str = "orders", target: str = "raw.orders") -> bo
     return place.source.execute(text.format(source)) == place.target.execute(text.format(target))
 
 
-def test_rows_of_a_transaction_that_was_open_come_with_the_run_after_it_ended(
-    make_project: MakeProject,
-) -> None:
-    project, place = make_project(ORDERS, databases=2)
+def say(place: Place, *arguments: str) -> str:
+    done = run_here(place, *arguments)
+    assert done.code == 0, done
+    return " ".join(done.out.split())
+
+
+def test_rows_of_a_transaction_that_was_open_come_with_the_run_after_it_ended(make: Make) -> None:
+    project, place = make(ORDERS, databases=2)
     seed(place)
     first = project.run("orders")
     assert (first.status, first.rows) == ("done", 10)
@@ -78,24 +73,37 @@ def test_rows_of_a_transaction_that_was_open_come_with_the_run_after_it_ended(
             " EXCEPTION WHEN OTHERS THEN NULL; END; END $$"
         )
         place.source.execute("INSERT INTO orders VALUES (201, 'quick')")
-        second = project.run("orders")
-        assert second.rows == 1
-        third = project.run("orders")
-        assert third.found_nothing
+        assert project.run("orders").rows == 1
+        assert project.run("orders").found_nothing
         late.execute("COMMIT")
-    fourth = project.run("orders")
-    assert fourth.outcome.changed == 4
-    assert same(place)
+        assert project.run("orders").outcome.changed == 4
+        assert same(place)
+
+        # What is loaded beside an open transaction is not loaded again and again.
+        late.execute("BEGIN")
+        late.execute("INSERT INTO orders VALUES (301, 'never')")
+        place.source.execute("INSERT INTO orders VALUES (11, 'quick')")
+        second = project.run("orders")
+        assert (second.rows, second.outcome.changed) == (1, 1)
+        assert project.run("orders").found_nothing
+        late.execute("ROLLBACK")
     assert project.run("orders").found_nothing
+    moved = project.watermark("orders").moves()[0]
+    assert moved.reason == "nothing changed"
+    assert project.run("orders").found_nothing
+    assert project.watermark("orders").moves()[0] == moved
+    place.source.execute("UPDATE orders SET name = 'x' WHERE id = 11")
+    assert project.run("orders").rows == 1
+    assert same(place)
 
 
 def test_an_application_clock_makes_a_cursor_miss_a_row_that_snapshot_and_cdc_find(
-    make_project: MakeProject,
+    make_cdc: Make,
 ) -> None:
     by_cursor = {"name": "by_cursor", **ORDERS, "target": "warehouse:raw.by_cursor"}
     by_cursor |= {"changes": "cursor", "cursor": "updated_at"}
     by_log = {"name": "by_log", **ORDERS, "target": "warehouse:raw.by_log", "changes": "cdc"}
-    project, place = make_project(ORDERS, by_cursor, by_log, databases=2)
+    project, place = make_cdc(ORDERS, by_cursor, by_log)
     names = ("orders", "by_cursor", "by_log")
     place.source.execute(
         "CREATE TABLE orders (id int PRIMARY KEY, updated_at timestamptz NOT NULL)",
@@ -117,9 +125,9 @@ def test_an_application_clock_makes_a_cursor_miss_a_row_that_snapshot_and_cdc_fi
 
 
 def test_a_large_table_comes_in_key_ranges_and_what_is_written_meanwhile_in_the_next_pass(
-    make_project: MakeProject,
+    make: Make,
 ) -> None:
-    project, place = make_project({**ORDERS, "batch_rows": 10}, databases=2)
+    project, place = make({**ORDERS, "batch_rows": 10}, databases=2)
     place.source.execute(
         "CREATE TABLE orders (region text, id int, name text, PRIMARY KEY (region, id))",
         "INSERT INTO orders SELECT chr(97 + i % 3), i, 'n' FROM generate_series(1, 35) i",
@@ -145,9 +153,9 @@ def test_a_large_table_comes_in_key_ranges_and_what_is_written_meanwhile_in_the_
 
 
 def test_a_pass_that_was_left_open_goes_on_at_its_key_and_ends_at_its_first_snapshot(
-    make_project: MakeProject,
+    make: Make,
 ) -> None:
-    project, place = make_project({**ORDERS, "batch_rows": 4}, databases=2)
+    project, place = make({**ORDERS, "batch_rows": 4, "partitions": 3}, databases=2)
     seed(place)
     project.run("orders", max_batches=1)
     half = project.watermark("orders").get()
@@ -168,85 +176,29 @@ def test_a_pass_that_was_left_open_goes_on_at_its_key_and_ends_at_its_first_snap
     assert done.position is None
     assert int(str(done.value)) > int(began)
 
-
-def test_a_large_change_comes_in_key_ranges_as_well(make_project: MakeProject) -> None:
-    project, place = make_project({**ORDERS, "batch_rows": 10, "partitions": 3}, databases=2)
-    seed(place, 100)
-    project.run("orders")
-    place.source.execute("UPDATE orders SET name = 'again' WHERE id % 4 = 0")
+    # A large change comes in key ranges as well.
+    place.source.execute("UPDATE orders SET name = 'again' WHERE id <= 9")
     report = project.run("orders")
-    assert [load.rows for load in report.loads] == [10, 10, 5]
+    assert [load.rows for load in report.loads] == [4, 4, 1]
     assert {load.batch.kind for load in report.loads} == {BatchKind.WRITTEN}
     assert same(place)
 
 
-def test_rows_loaded_beside_an_open_transaction_are_not_loaded_again_and_again(
-    make_project: MakeProject,
-) -> None:
-    project, place = make_project(ORDERS, databases=2)
-    seed(place)
-    with place.source.connect() as late:
-        late.execute("BEGIN")
-        late.execute("INSERT INTO orders VALUES (101, 'late')")
-        assert project.run("orders").rows == 10
-        place.source.execute("INSERT INTO orders VALUES (11, 'quick')")
-        second = project.run("orders")
-        assert (second.rows, second.outcome.changed) == (1, 1)
-        assert project.run("orders").found_nothing
-        late.execute("ROLLBACK")
-    assert project.run("orders").found_nothing
-    moved = project.watermark("orders").moves()[0]
-    assert moved.reason == "nothing changed"
-    assert project.run("orders").found_nothing
-    assert project.watermark("orders").moves()[0] == moved
-    place.source.execute("UPDATE orders SET name = 'x' WHERE id = 11")
-    assert project.run("orders").rows == 1
-    assert same(place)
-
-
-def test_a_row_whose_stamp_goes_back_replaces_the_newer_looking_one(
-    make_project: MakeProject,
-) -> None:
-    project, place = make_project({**WINDOWED, "lookback": "10 days"}, databases=2)
-    seed_stamped(place)
-    project.run("orders")
-    place.source.execute("UPDATE orders SET name = 'x', updated_at = now() - interval '3 days'")
-    assert project.run("orders").outcome.changed == 10
-    assert same(place)
-
-
-def test_a_cursor_and_a_lookback_bound_how_far_back_rows_are_looked_for(
-    make_project: MakeProject,
-) -> None:
-    project, place = make_project(WINDOWED, databases=2)
-    seed_stamped(place)
-    project.run("orders")
+def test_a_cursor_and_a_lookback_bound_how_far_back_rows_are_looked_for(make: Make) -> None:
+    windowed = {**ORDERS, "cursor": "updated_at", "lookback": "10 days"}
+    project, place = make(windowed, databases=2)
     place.source.execute(
-        "INSERT INTO orders VALUES (11, 'within', now() - interval '50 minutes')",
-        "INSERT INTO orders VALUES (12, 'further back', now() - interval '2 hours')",
-        "INSERT INTO orders VALUES (13, 'not stamped', NULL)",
-        "INSERT INTO orders VALUES (14, 'from the future', now() + interval '1 year')",
-    )
-    assert project.run("orders").rows == 3
-    place.source.execute("INSERT INTO orders VALUES (15, 'within', now() - interval '50 minutes')")
-    assert project.run("orders").rows == 1, "the row from the future hides no other"
-    loaded = place.target.execute("SELECT id FROM raw.orders WHERE id > 10 ORDER BY id")
-    assert loaded == [(11,), (13,), (14,), (15,)]
-    verified = verify(project)
-    assert verified.difference is not None, "a row that was passed over shows"
-    why = project.why("orders", id=12)
-    assert "further back than the lookback" in why.sentence
-
-
-def test_with_a_cursor_and_a_lookback_the_index_is_used(make_project: MakeProject) -> None:
-    project, place = make_project(WINDOWED, databases=2)
-    seed_stamped(place)
-    place.source.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY, name text, updated_at timestamptz)",
+        "CREATE INDEX ON orders (updated_at)",
+        "INSERT INTO orders SELECT i, 'n' || i, now() - i * interval '1 day'"
+        " FROM generate_series(0, 9) i",
         "INSERT INTO orders SELECT i, 'old', now() - interval '30 days'"
-        " FROM generate_series(100, 20000) i",
+        " FROM generate_series(100, 5000) i",
         "ANALYZE orders",
     )
     project.run("orders")
+
+    # The index is used, and the plan says what the lookback bounds.
     place.source.execute("UPDATE orders SET name = 'x' WHERE id = 0")
     found = plan(project)
     assert "bounded by the lookback" in found.because
@@ -255,28 +207,68 @@ def test_with_a_cursor_and_a_lookback_the_index_is_used(make_project: MakeProjec
     explained = "\n".join(one for (one,) in place.source.execute(f"EXPLAIN {statement}"))
     assert "orders_updated_at_idx" in explained
     assert "Seq Scan" not in explained
+    said = say(place, "plan", "orders")
+    assert "cursor updated_at, timestamp with time zone, indexed; bounds how far back" in said
+    assert "guarantee bounded: rows are found by the transaction that wrote them, bounded" in said
+    assert "lies more than 10 days below the highest that was loaded (20" in said
+
+    # A row whose stamp goes back replaces the newer looking one.
+    place.source.execute("UPDATE orders SET updated_at = now() - interval '3 days' WHERE id < 10")
+    assert project.run("orders").outcome.changed == 10
+    assert same(place)
+    assert json.loads(say(place, "status", "--json"))["syncs"][0]["lag"]["rows"] == 0
+
+    place.source.execute(
+        "INSERT INTO orders VALUES (11, 'within', now() - interval '9 days')",
+        "INSERT INTO orders VALUES (12, 'further back', now() - interval '20 days')",
+        "INSERT INTO orders VALUES (13, 'not stamped', NULL)",
+        "INSERT INTO orders VALUES (14, 'from the future', now() + interval '1 year')",
+    )
+    assert project.run("orders").rows == 3
+    place.source.execute("INSERT INTO orders VALUES (15, 'within', now() - interval '9 days')")
+    assert project.run("orders").rows == 1, "the row from the future hides no other"
+    loaded = place.target.execute("SELECT id FROM raw.orders WHERE id BETWEEN 10 AND 99 ORDER BY 1")
+    assert loaded == [(11,), (13,), (14,), (15,)]
+    assert verify(project).difference is not None, "a row that was passed over shows"
+    assert "further back than the lookback" in project.why("orders", id=12).sentence
 
 
-@pytest.mark.parametrize(
-    ("options", "keeps"), [({"mode": "delete_insert"}, 10), ({"mode": "append", "key": ["id"]}, 11)]
-)
-def test_other_modes_absorb_rows_that_come_twice(
-    make_project: MakeProject, options: dict[str, Any], keeps: int
+def test_other_modes_absorb_rows_that_come_twice_and_some_rows_and_columns_are_read(
+    make: Make,
 ) -> None:
-    project, place = make_project({**ORDERS, **options}, databases=2)
+    others: dict[str, dict[str, Any]] = {
+        "replaced": {"mode": "delete_insert"},
+        "appended": {"mode": "append", "key": ["id"]},
+        "some": {"where": "name <> 'n3'", "exclude_columns": ["secret"]},
+    }
+    syncs = [
+        {**ORDERS, "name": name, "target": f"warehouse:raw.{name}", **values}
+        for name, values in others.items()
+    ]
+    project, place = make(*syncs, databases=2)
     seed(place)
+    place.source.execute("ALTER TABLE orders ADD secret text")
+
+    def run_all() -> None:
+        for name in others:
+            project.run(name)
+
     with place.source.connect() as late:
         late.execute("BEGIN")
         late.execute("UPDATE orders SET name = 'late' WHERE id = 1")
-        project.run("orders")
+        run_all()
         late.execute("COMMIT")
-    project.run("orders")
-    project.run("orders")
-    assert same(place)
-    table = "raw.orders_raw" if options["mode"] == "append" else "raw.orders"
-    assert place.target.value(f"SELECT count(*) FROM {table}") == keeps
+    place.source.execute("INSERT INTO orders VALUES (11, 'n3'), (12, 'n4')")
+    run_all()
+    run_all()
+    for name in ("replaced", "appended"):
+        assert same(place, target=f"raw.{name}"), name
+    assert place.target.value("SELECT count(*) FROM raw.replaced") == 12
+    assert place.target.value("SELECT count(*) FROM raw.appended_raw") == 13
+    assert same(place, "(SELECT id, name FROM orders WHERE name <> 'n3')", "raw.some")
 
 
+@pytest.mark.chaos
 def test_a_transformation_sees_the_rows_that_were_written(make_project: MakeProject) -> None:
     code = (
         "import tidegate as tg\n"
@@ -288,11 +280,10 @@ def test_a_transformation_sees_the_rows_that_were_written(make_project: MakeProj
     )
     project, place = make_project(databases=2, pipelines=code)
     seed(place)
-    project.run("orders")
     with place.source.connect() as late:
         late.execute("BEGIN")
         late.execute("INSERT INTO orders VALUES (11, 'late')")
-        assert project.run("orders").found_nothing
+        project.run("orders")
         late.execute("COMMIT")
     assert project.run("orders").outcome.changed == 1
     assert same(place, "(SELECT id, upper(name) FROM orders)")
@@ -300,28 +291,16 @@ def test_a_transformation_sees_the_rows_that_were_written(make_project: MakeProj
     assert verify(project).difference is None
 
 
-def test_where_and_columns_are_read_as_everywhere(make_project: MakeProject) -> None:
-    project, place = make_project(
-        {**ORDERS, "where": "name <> 'n3'", "exclude_columns": ["secret"]}, databases=2
-    )
-    seed(place)
-    place.source.execute("ALTER TABLE orders ADD secret text")
-    assert project.run("orders").rows == 9
-    place.source.execute("INSERT INTO orders VALUES (11, 'n3'), (12, 'n4')")
-    assert project.run("orders").rows == 1
-    assert same(place, "(SELECT id, name FROM orders WHERE name <> 'n3')")
-
-
-def test_a_partition_that_is_attached_with_old_rows_is_loaded_whole(
-    make_project: MakeProject,
-) -> None:
-    project, place = make_project(ORDERS, databases=2)
+def test_a_table_that_comes_with_old_rows_is_loaded_whole(make: Make) -> None:
+    project, place = make(ORDERS, databases=2)
     place.source.execute(
         "CREATE TABLE orders (id int PRIMARY KEY, name text) PARTITION BY RANGE (id)",
         "CREATE TABLE low PARTITION OF orders FOR VALUES FROM (0) TO (100)",
         "CREATE TABLE high (id int PRIMARY KEY, name text)",
         "INSERT INTO high SELECT i, 'old' FROM generate_series(100, 109) i",
         "INSERT INTO orders SELECT i, 'n' FROM generate_series(1, 10) i",
+        "CREATE TABLE made_before (LIKE orders INCLUDING ALL)",
+        "INSERT INTO made_before SELECT i, 'b' FROM generate_series(1, 200) i",
     )
     project.run("orders")
     place.source.execute("ALTER TABLE orders ATTACH PARTITION high FOR VALUES FROM (100) TO (200)")
@@ -330,13 +309,14 @@ def test_a_partition_that_is_attached_with_old_rows_is_loaded_whole(
     assert same(place)
     assert project.run("orders").found_nothing
 
-
-def test_a_table_that_took_the_name_of_another_is_loaded_whole(make_project: MakeProject) -> None:
-    project, place = make_project(ORDERS, databases=2)
-    seed(place)
-    place.source.execute("CREATE TABLE made_before (LIKE orders INCLUDING ALL)")
-    place.source.execute("INSERT INTO made_before SELECT i, 'b' FROM generate_series(1, 20) i")
+    # The only partition that is left goes and comes back.
+    place.source.execute("DROP TABLE high", "ALTER TABLE orders DETACH PARTITION low")
+    project.run("orders", full_refresh=True, allow_removal=True)
+    place.source.execute("ALTER TABLE orders ATTACH PARTITION low FOR VALUES FROM (0) TO (100)")
     project.run("orders")
+    assert same(place)
+
+    # A table that was made before takes the name of another.
     place.source.execute(
         "ALTER TABLE orders RENAME TO old_orders", "ALTER TABLE made_before RENAME TO orders"
     )
@@ -344,46 +324,14 @@ def test_a_table_that_took_the_name_of_another_is_loaded_whole(make_project: Mak
     assert same(place)
 
 
-def test_a_full_refresh_takes_out_what_was_deleted_and_goes_on_from_its_snapshot(
-    make_project: MakeProject,
-) -> None:
-    project, place = make_project(ORDERS, databases=2)
-    seed(place)
-    project.run("orders")
-    place.source.execute("DELETE FROM orders WHERE id = 2")
-    assert project.run("orders").found_nothing
-    assert "does not see deleted rows" in project.why("orders", id=2).sentence
-    with place.source.connect() as late:
-        late.execute("BEGIN")
-        late.execute("INSERT INTO orders VALUES (11, 'late')")
-        report = project.run("orders", full_refresh=True)
-        assert report.loads[0].batch.kind is BatchKind.FULL
-        late.execute("COMMIT")
-    project.run("orders")
-    assert same(place)
-
-
-def test_a_watermark_is_shown_and_rewound_as_a_transaction(make_project: MakeProject) -> None:
-    project, place = make_project(ORDERS, databases=2)
-    seed(place)
-    project.run("orders")
-    at = project.watermark("orders").get()
-    assert at.cursor_type == "xid8"
-    place.target.execute("DELETE FROM raw.orders WHERE id = 3")
-    assert "somebody removed it" in project.why("orders", id=3).sentence
-    project.watermark("orders").rewind("3", reason="a row was lost")
-    assert project.run("orders").outcome.changed == 1
-    assert same(place)
-    project.watermark("orders").rewind(reason="all of it")
-    assert project.run("orders").rows == 10
-
-
-def test_rows_that_are_not_loaded_yet_are_explained(make_project: MakeProject) -> None:
-    project, place = make_project(ORDERS, databases=2)
+def test_rows_are_explained_repaired_and_read_again(make: Make) -> None:
+    project, place = make(ORDERS, databases=2)
     seed(place)
     assert "has never run" in project.why("orders", id=1).sentence
     project.run("orders")
     assert project.why("orders", id=1).reason == "equal"
+
+    # not loaded yet
     place.source.execute("INSERT INTO orders VALUES (11, 'new')")
     place.source.execute("UPDATE orders SET name = 'x' WHERE id = 1")
     assert "since the watermark (transaction" in project.why("orders", id=11).sentence
@@ -392,41 +340,106 @@ def test_rows_that_are_not_loaded_yet_are_explained(make_project: MakeProject) -
     assert (found.rows, found.rows_are_exact, found.changes) == (2, True, "snapshot")
     assert "deleted rows and changed keys are not seen" in found.because
     assert verify(project).not_yet_loaded == 2
+    project.run("orders")
+
+    # removed by somebody, and read again
+    at = project.watermark("orders")
+    assert at.get().cursor_type == "xid8"
+    place.target.execute("DELETE FROM raw.orders WHERE id = 3")
+    assert "somebody removed it" in project.why("orders", id=3).sentence
+    at.rewind("3", reason="a row was lost")
+    assert project.run("orders").outcome.changed == 1
+    assert same(place)
+    at.rewind(reason="all of it")
+    assert project.run("orders").rows == 11
+
+    # deleted, which a repair sees; what is known of transactions is kept
+    place.source.execute("DELETE FROM orders WHERE id = 3")
+    assert project.run("orders").found_nothing
+    assert "does not see deleted rows" in project.why("orders", id=3).sentence
+    place.target.execute("UPDATE raw.orders SET name = 'wrong' WHERE id = 4")
+    assert project.verify("orders", repair=True).repair is not None
+    assert same(place)
+    assert project.run("orders").found_nothing
+    place.source.execute("UPDATE orders SET name = 'new' WHERE id = 5")
+    assert project.run("orders").rows == 1
+
+    # and so does a full refresh, which goes on from its snapshot
+    place.source.execute("DELETE FROM orders WHERE id = 2")
+    with place.source.connect() as late:
+        late.execute("BEGIN")
+        late.execute("INSERT INTO orders VALUES (12, 'late')")
+        report = project.run("orders", full_refresh=True)
+        assert report.loads[0].batch.kind is BatchKind.FULL
+        late.execute("COMMIT")
+    project.run("orders")
+    assert same(place)
+
+
+def test_the_commands_speak_of_transactions_and_groups_may_be_read_so(make: Make) -> None:
+    group = {"name": "all", "source": "shop:public.*", "target": "warehouse:raw.all_{table}"}
+    project, place = make(ORDERS, {**group, "changes": "snapshot"}, databases=2)
+    seed(place)
+    before = say(place, "plan", "orders")
+    assert "cursor none: rows are found by the transaction that wrote them" in before
+    assert "watermark at the start" in before
+    assert "10 rows in 1 batch; next: all rows, 10 rows" in before
+    assert "guarantee exact: rows are found by the transaction" in before
+    assert "horizon" not in before
+    project.run("orders")
+    at = project.watermark("orders").value
+    place.source.execute("INSERT INTO orders VALUES (11, 'new')")
+    after = say(place, "plan", "orders")
+    assert f"watermark transaction {at} (generation 0)" in after
+    assert f"next: written since {at}, 1 rows" in after
+    assert str(at) in say(place, "status")
+    assert "cursor type: xid8" in say(place, "watermark", "show", "orders")
+    found = json.loads(say(place, "plan", "orders", "--json"))
+    assert found["plans"][0]["changes"] == "snapshot"
+    assert "equal" in say(place, "verify", "orders")
+
+    place.source.execute("CREATE TABLE items (id int PRIMARY KEY)", "CREATE TABLE bare (a int)")
+    place.source.execute("INSERT INTO items VALUES (1)", "INSERT INTO bare VALUES (1), (1)")
+    for table in ("items", "bare"):
+        project.run(f"all.{table}")
+    assert project.watermark("all.items").get().cursor_type == "xid8"
+    assert place.target.value("SELECT count(*) FROM raw.all_bare") == 2
+    said = say(place, "plan", "all.bare")
+    assert "no key, so the whole table is loaded whenever anything changed" in said
 
 
 def test_a_lake_gets_the_rows_of_late_transactions_too(
     make_place: MakePlace, warm_spark: SparkSessions
 ) -> None:
-    sync = {**ORDERS, "target": "lake:raw.orders", "batch_rows": 6}
-    project, place = make_lake_project(make_place, warm_spark, sync, databases=2)
+    by_xid = {"source": "shop:public.orders", "target": "lake:raw.by_xid", "cursor": "xid"}
+    project, place = make_lake_project(
+        make_place,
+        warm_spark,
+        {**ORDERS, "target": "lake:raw.orders"},
+        {**by_xid, "name": "by_xid"},
+        {**by_xid, "name": "newest", "target": "lake:raw.newest", "duplicates": "newest"},
+        databases=2,
+    )
     seed(place)
-    assert [load.rows for load in project.run("orders").loads] == [6, 4]
+    place.source.execute("ALTER TABLE orders ADD xid xid8 NOT NULL DEFAULT pg_current_xact_id()")
+    # As text this one is higher than every later id.
+    place.source.execute("UPDATE orders SET xid = '99' WHERE id = 2")
+    assert project.run("by_xid").rows == 10
     with place.source.connect() as late:
         late.execute("BEGIN")
         late.execute("SAVEPOINT s")
-        late.execute("UPDATE orders SET name = 'late' WHERE id = 2")
+        late.execute("UPDATE orders SET name = 'late', xid = pg_current_xact_id() WHERE id = 2")
         late.execute("RELEASE SAVEPOINT s")
         place.source.execute("INSERT INTO orders VALUES (11, 'quick')")
-        assert project.run("orders").rows == 1
+        assert project.run("orders").rows == 11
         late.execute("COMMIT")
     assert verify(project).not_yet_loaded == 2
     assert project.run("orders").outcome.changed == 1
-    found = verify(project)
-    assert (found.verdict, found.target_rows, found.not_yet_loaded) == ("equal", 11, 0)
+    assert project.run("by_xid").outcome.changed == 2
+    for name in ("orders", "by_xid"):
+        found = verify_sync(project.context, project.sync(name))
+        assert (found.verdict, found.target_rows, found.not_yet_loaded) == ("equal", 11, 0), name
     assert project.run("orders").found_nothing
     assert plan(project).rows == 0
-
-
-def test_a_repair_keeps_what_is_known_of_transactions(make_project: MakeProject) -> None:
-    project, place = make_project(ORDERS, databases=2)
-    seed(place)
-    project.run("orders")
-    place.source.execute("DELETE FROM orders WHERE id = 3")
-    place.target.execute("UPDATE raw.orders SET name = 'wrong' WHERE id = 4")
-    assert project.verify("orders", repair=True).repair is not None
-    assert same(place)
-    # Without it, all rows would be read again.
-    assert project.run("orders").found_nothing
-    place.source.execute("UPDATE orders SET name = 'new' WHERE id = 5")
-    assert project.run("orders").rows == 1
-    assert same(place)
+    with pytest.raises(DeclarationError, match="is text in a lake"):
+        project.run("newest")

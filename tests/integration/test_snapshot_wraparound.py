@@ -10,13 +10,15 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from conftest import FAST
-from integration.conftest import Database, MakeProject
-from integration.test_snapshot_refusals import at
+from integration.conftest import Database
+from integration.standbys import own_server, point_at
 from integration.test_snapshot_sync import ORDERS, plan, verify
+from integration.without_spark import Make, make, open_without_spark
 from tidegate.model.xid import EPOCH
 from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.postgres.server_user import command_as, name_for, programs_for, server_user
+
+__all__ = ["make"]
 
 _IDS_PER_FILE = 1 << 20
 
@@ -46,21 +48,18 @@ def advance(server: EmbeddedServer, next_xid: int) -> None:
 @pytest.fixture
 def old_server(tmp_path: Path) -> Iterator[EmbeddedServer]:
     """A server that is about to give its ids out for the second time."""
-    server = EmbeddedServer(tmp_path / "old", FAST)
-    server.start()
-    for next_xid in (2_000_000_000, 4_000_000_000, EPOCH - 40):
-        advance(server, next_xid)
-    yield server
-    server.stop("immediate")
-    shutil.rmtree(tmp_path)
+    with own_server(tmp_path / "old") as server:
+        for next_xid in (2_000_000_000, 4_000_000_000, EPOCH - 40):
+            advance(server, next_xid)
+        yield server
 
 
-def test_no_row_is_lost_when_ids_come_round(
-    make_project: MakeProject, old_server: EmbeddedServer
-) -> None:
-    made, place = make_project(ORDERS)
+@pytest.mark.chaos
+def test_no_row_is_lost_when_ids_come_round(make: Make, old_server: EmbeddedServer) -> None:
+    _, place = make(ORDERS)
     source = Database(old_server.conninfo("postgres"))
-    project = at(old_server, place, made)
+    point_at(place, source.conninfo)
+    project = open_without_spark(place)
 
     def now() -> int:
         return int(source.value("SELECT pg_snapshot_xmax(pg_current_snapshot())::text"))

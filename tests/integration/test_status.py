@@ -1,26 +1,31 @@
-"""`status` tells how every sync stands, whatever can be reached, and leaves no trace."""
+"""`status` tells how every sync, job and worker stands, and leaves no trace."""
 
 from __future__ import annotations
 
 import json
-import subprocess
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 from psycopg.conninfo import make_conninfo
 
-import forked
+from integration.commands import BUSY, DONE, FAILED
+from integration.conftest import MakePlace, Place
+from integration.here import tidegate
 from integration.orders import CREATE, FILL, ORDERS, contents, open_transaction
+from integration.queued import CUSTOMERS, Desk, open_desk
+from integration.without_spark import Make, make
 from tidegate.control.jobs import Jobs
 from tidegate.control.workers import Worker, Workers
 from tidegate.errors import TidegateError
 from tidegate.insight import status as status_module
-from tidegate.insight.status import ProjectStatus, State, SyncStatus, read_status
-from tidegate.model.job import JobRequest
+from tidegate.insight.status import Lag, ProjectStatus, State, SyncStatus, read_status
+from tidegate.model.job import JobRequest, JobStatus
 from tidegate.pipeline.lock import read_lock
 from tidegate.pipeline.sessions import Sessions
 from tidegate.project import Project
+
+__all__ = ["make"]
 
 
 def status_all(project: Project) -> ProjectStatus:
@@ -29,153 +34,142 @@ def status_all(project: Project) -> ProjectStatus:
     return found
 
 
-def status_one(project: Project) -> SyncStatus:
-    return status_all(project).syncs[0]
+def status_of(place: Place, name: str = "orders") -> SyncStatus:
+    return next(one for one in status_all(place.open()).syncs if one.sync == name)
 
 
-def command(place: Any, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return forked.run("status", "-C", str(place.folder), *arguments)
+def lag_of(place: Place, name: str) -> Lag:
+    found = status_of(place, name).lag
+    assert found is not None
+    return found
 
 
-def test_a_sync_that_never_ran_is_told_apart_from_one_that_found_nothing(make_project: Any) -> None:
-    project, place = make_project(ORDERS)
+def behind(*moment: int) -> object:
+    seconds = (datetime.now(UTC) - datetime(*moment, tzinfo=UTC)).total_seconds()  # type: ignore[arg-type, misc]
+    return pytest.approx(seconds, abs=60)
+
+
+def test_a_sync_is_told_before_and_after_its_runs_and_nothing_is_written(make: Make) -> None:
+    by_id = {**ORDERS, "name": "by_id", "cursor": "id", "target": "warehouse:raw.by_id"}
+    wrong = {**ORDERS, "name": "wrong", "cursor": "nope", "target": "warehouse:raw.wrong"}
+    project, place = make(ORDERS, by_id, wrong, databases=3)
     place.source.execute(*CREATE)
-    never = status_one(place.open())
+
+    def look() -> SyncStatus:
+        before = contents(place.source, place.target, place.control)
+        found = status_of(place)
+        assert contents(place.source, place.target, place.control) == before
+        return found
+
+    never = look()
     assert (never.state, never.last_run_at, never.watermark) == (State.NEVER_RAN, None, None)
+    assert never.is_well
+    assert "cursor nope does not exist" in str(status_of(place, "wrong").problem)
     project.run("orders")
-    nothing = status_one(place.open())
+    nothing = look()
     assert (nothing.state, nothing.rows, nothing.watermark) == (State.FOUND_NOTHING, 0, None)
     assert nothing.last_run_at is not None
+    place.source.execute(FILL)
+    for name in ("orders", "by_id"):
+        project.run(name)
+    for name in ("orders", "by_id"):
+        found = status_of(place, name)
+        assert (found.state, found.rows, found.rows_synced) == (State.DONE, 10, 10), name
+    look()
+
+    shown = tidegate(place.folder, "status")
+    assert shown.code == DONE
+    for word in ("orders", "done", "2026-01-01 00:10:00+00", "0 rows"):
+        assert word in shown.out
+    # Without the control database the rest is visible.
+    address = make_conninfo(place.control.conninfo, port=1)
+    found_all = status_all(Project.open(place.folder, **{"project.control": address}))
+    assert found_all.control_unreachable is not None
+    assert found_all.syncs[0].state is State.UNKNOWN
+    assert found_all.syncs[0].watermark == "2026-01-01 00:10:00+00"
+    assert found_all.syncs[0].lag is not None
 
 
-def test_status_makes_nothing_in_a_project_that_never_ran(make_place: Any) -> None:
-    place = make_place(ORDERS, databases=3)
-    place.source.execute(*CREATE, FILL)
-    before = contents(place.source, place.target, place.control)
-    status_one(place.open())
-    assert contents(place.source, place.target, place.control) == before
-
-
-@pytest.mark.parametrize("cursor", ["updated_at", "id"])
-def test_status_after_a_run_writes_nothing(make_project: Any, cursor: str) -> None:
-    project, place = make_project({**ORDERS, "cursor": cursor}, databases=3)
-    place.source.execute(*CREATE, FILL)
-    project.run("orders")
-    before = contents(place.source, place.target, place.control)
-    found = status_one(place.open())
-    assert contents(place.source, place.target, place.control) == before
-    assert (found.state, found.rows, found.rows_synced) == (State.DONE, 10, 10)
-
-
-def test_the_lag_counts_rows_where_an_index_makes_it_cheap(
-    make_project: Any, monkeypatch: pytest.MonkeyPatch
+def test_the_lag_is_a_number_of_rows_or_a_distance_in_time(
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    project, place = make_project(ORDERS)
-    place.source.execute(*CREATE, FILL)
-    project.run("orders")
+    slow = {**ORDERS, "name": "slow", "source": "shop:slow", "target": "warehouse:raw.slow"}
+    tokyo = {**slow, "name": "tokyo", "source": "shop:tokyo", "target": "warehouse:raw.tokyo"}
+    project, place = make(ORDERS, slow, {**tokyo, "cursor_timezone": "Asia/Tokyo"})
+    place.source.execute(
+        *CREATE,
+        FILL,
+        "CREATE TABLE slow (LIKE orders INCLUDING DEFAULTS, PRIMARY KEY (id))",
+        "CREATE TABLE tokyo (LIKE slow INCLUDING ALL)",
+        "INSERT INTO slow TABLE orders",
+        "INSERT INTO tokyo TABLE orders",
+        "ALTER TABLE tokyo ALTER updated_at TYPE timestamp",
+    )
+    for name in project.syncs:
+        project.run(name)
     place.source.execute("INSERT INTO orders SELECT n, n, now() FROM generate_series(11, 15) n")
-    found = status_one(place.open())
-    assert found.watermark == "2026-01-01 00:10:00+00"
-    assert found.lag is not None
-    assert (found.lag.rows, found.lag.rows_are_capped) == (5, False)
+    # Where an index makes it cheap, rows are counted.
+    lag = lag_of(place, "orders")
+    assert (lag.rows, lag.rows_are_capped) == (5, False)
     monkeypatch.setattr(status_module, "LAG_ROWS_LIMIT", 3)
-    capped = status_one(place.open())
-    assert capped.lag is not None
-    assert (capped.lag.rows, capped.lag.rows_are_capped) == (3, True)
+    lag = lag_of(place, "orders")
+    assert (lag.rows, lag.rows_are_capped) == (3, True)
+    lag = lag_of(place, "slow")
+    assert lag.rows is None
+    assert lag.seconds == behind(2026, 1, 1, 0, 10)
+    # A timestamp without zone follows its declared zone.
+    assert lag_of(place, "tokyo").seconds == behind(2025, 12, 31, 15, 10)
 
 
-def test_the_lag_without_an_index_is_a_distance_in_time(make_project: Any) -> None:
-    project, place = make_project(ORDERS)
-    place.source.execute(CREATE[0], FILL)
-    project.run("orders")
-    found = status_one(place.open())
-    assert found.lag is not None
-    assert found.lag.rows is None
-    behind = datetime.now(UTC) - datetime(2026, 1, 1, 0, 10, tzinfo=UTC)
-    assert found.lag.seconds == pytest.approx(behind.total_seconds(), abs=60)
-
-
-def test_the_lag_of_a_timestamp_without_zone_follows_its_declared_zone(make_project: Any) -> None:
-    project, place = make_project({**ORDERS, "cursor_timezone": "Asia/Tokyo"})
-    place.source.execute(CREATE[0], FILL, "ALTER TABLE orders ALTER updated_at TYPE timestamp")
-    project.run("orders")
-    found = status_one(place.open())
-    assert found.lag is not None
-    behind = datetime.now(UTC) - datetime(2025, 12, 31, 15, 10, tzinfo=UTC)
-    assert found.lag.seconds == pytest.approx(behind.total_seconds(), abs=60)
-
-
-def test_a_sync_held_back_says_when_where_and_by_whom(make_project: Any) -> None:
-    project, place = make_project(ORDERS)
+def test_a_sync_held_back_says_when_where_and_by_whom(make: Make) -> None:
+    project, place = make(ORDERS)
     place.source.execute(*CREATE, FILL)
     project.run("orders")
     with open_transaction(place.source, "INSERT INTO orders VALUES (11, 1)"):
-        quiet = status_one(place.open())
+        quiet = status_of(place)
         place.source.execute("INSERT INTO orders VALUES (12, 2)")
-        held = status_one(place.open()).held_back
+        held = status_of(place).held_back
     assert quiet.held_back is None
     assert held is not None
     assert "late writer" in held.by
     assert held.since is not None
     assert held.at is not None
     assert datetime.fromisoformat(held.at) < held.since
-    assert status_one(place.open()).held_back is None
+    assert status_of(place).held_back is None
 
 
-def test_an_unreachable_source_is_said_with_what_the_last_run_knew(make_project: Any) -> None:
-    project, place = make_project(ORDERS, databases=2)
-    place.source.execute(*CREATE, FILL)
-    with open_transaction(place.source, "INSERT INTO orders VALUES (11, 1)"):
-        project.run("orders")
-    address = make_conninfo(place.source.conninfo, port=1)
-    overrides = {"connections.shop": address, "project.control": place.target.conninfo}
-    found = status_all(Project.open(place.folder, **overrides))
-    assert 'connection "shop"' in found.syncs[0].unreachable[0]
-    assert found.is_well is False
-
-
-def test_only_check_turns_an_unreachable_source_into_an_exit_code(make_place: Any) -> None:
-    place = make_place(ORDERS, databases=2)
-    text = (place.folder / "tidegate.toml").read_text()
-    broken = json.dumps(make_conninfo(place.source.conninfo, port=1))
-    head, middle, tail = text.partition("[connections]")
-    tail = tail.replace(json.dumps(place.source.conninfo), broken, 1)
-    (place.folder / "tidegate.toml").write_text(head + middle + tail)
-    plain, checked = command(place), command(place, "--check")
-    assert (plain.returncode, checked.returncode) == (0, 1)
-    assert 'orders: unreachable: cannot connect to connection "shop"' in plain.stdout
-
-
-def test_an_unreachable_control_database_leaves_the_rest_visible(make_project: Any) -> None:
-    project, place = make_project(ORDERS, databases=3)
+def test_an_unreachable_source_is_said_and_only_check_makes_it_an_exit_code(make: Make) -> None:
+    project, place = make(ORDERS, databases=2)
     place.source.execute(*CREATE, FILL)
     project.run("orders")
-    address = make_conninfo(place.control.conninfo, port=1)
-    found = status_all(Project.open(place.folder, **{"project.control": address}))
-    assert found.control_unreachable is not None
-    assert found.syncs[0].state is State.UNKNOWN
-    assert found.syncs[0].watermark == "2026-01-01 00:10:00+00"
-    assert found.syncs[0].lag is not None
+    file = place.folder / "tidegate.toml"
+    head, middle, tail = file.read_text().partition("[connections]")
+    broken = json.dumps(make_conninfo(place.source.conninfo, port=1))
+    file.write_text(head + middle + tail.replace(json.dumps(place.source.conninfo), broken, 1))
+    control = {"TIDEGATE_PROJECT__CONTROL": place.control.conninfo}
+    plain = tidegate(place.folder, "status", environment=control)
+    checked = tidegate(place.folder, "status", "--check", environment=control)
+    assert (plain.code, checked.code) == (DONE, FAILED)
+    assert 'orders: unreachable: cannot connect to connection "shop"' in plain.out
 
 
-def test_a_failed_run_shows_its_error_and_fails_the_check(make_project: Any) -> None:
-    project, place = make_project(ORDERS)
+def test_a_failed_run_shows_its_error_and_fails_the_check(make: Make) -> None:
+    project, place = make(ORDERS)
     place.source.execute(*CREATE, FILL)
     place.target.execute("CREATE SCHEMA raw", "CREATE TABLE raw.orders (id text PRIMARY KEY)")
     with pytest.raises(TidegateError):
         project.run("orders")
-    found = status_one(place.open())
+    found = status_of(place)
     assert found.state is State.FAILED
     assert "raw.orders cannot take these rows" in str(found.error)
-    shown = command(place, "--check")
-    assert shown.returncode == 1
-    assert "orders: last error: raw.orders cannot take these rows" in shown.stdout
+    shown = tidegate(place.folder, "status", "--check")
+    assert shown.code == FAILED
+    assert "orders: last error: raw.orders cannot take these rows" in shown.out
 
 
-def test_a_running_job_is_told_apart_from_one_whose_process_is_gone(make_project: Any) -> None:
-    project, place = make_project(ORDERS)
+def test_a_running_job_is_told_apart_from_one_whose_process_is_gone(make: Make) -> None:
+    project, place = make(ORDERS)
     place.source.execute(*CREATE, FILL)
-    project.run("orders")
     with Sessions(project.context) as sessions:
         resource = read_lock(sessions, project.sync("orders")).resource
     plane = project.context.plane
@@ -183,11 +177,11 @@ def test_a_running_job_is_told_apart_from_one_whose_process_is_gone(make_project
     with plane.connect() as control, plane.connect() as session:
         Workers(plane).register(session, worker, "test")
         job_id = jobs.submit(control, JobRequest("shop", "sync", "orders", resource), "test").job_id
-        pending = status_one(place.open())
+        pending = status_of(place)
         jobs.claim(control, worker.worker_id, job_id, lease_seconds=60)
-        running = status_one(place.open())
+        running = status_of(place)
         session.execute("SELECT pg_advisory_unlock_all()")
-        gone = status_one(place.open())
+        gone = status_of(place)
     assert pending.state is State.PENDING
     assert running.state is State.RUNNING
     assert running.lock is not None
@@ -195,23 +189,62 @@ def test_a_running_job_is_told_apart_from_one_whose_process_is_gone(make_project
     assert gone.state is State.INTERRUPTED
 
 
-def test_a_wrong_declaration_is_shown_beside_the_others(make_place: Any) -> None:
-    place = make_place(
-        ORDERS, {**ORDERS, "name": "other", "cursor": "nope", "target": "warehouse:raw.other"}
-    )
-    place.source.execute(*CREATE, FILL)
-    found = {one.sync: one for one in status_all(place.open()).syncs}
-    assert found["orders"].is_well
-    assert "cursor nope does not exist" in str(found["other"].problem)
+@pytest.fixture
+def desk(make_place: MakePlace) -> Iterator[Desk]:
+    with open_desk(make_place(ORDERS, CUSTOMERS)) as opened:
+        yield opened
 
 
-def test_the_table_on_standard_output_names_every_sync(make_project: Any) -> None:
-    project, place = make_project(ORDERS)
-    place.source.execute(*CREATE, FILL)
-    project.run("orders")
-    shown = command(place)
-    assert shown.returncode == 0
-    assert "orders" in shown.stdout
-    assert "done" in shown.stdout
-    assert "2026-01-01 00:10:00+00" in shown.stdout
-    assert "0 rows" in shown.stdout
+def test_status_has_a_line_when_jobs_wait_or_failed_or_when_it_drains(desk: Desk) -> None:
+    desk.end(JobStatus.DONE)
+    assert "jobs:" not in desk.run("status").out
+    queue = desk.run("status", "--json").document["queue"]
+    assert queue["ready"] == 0
+    assert [one["pid"] for one in queue["workers"]] == [desk.worker.pid]
+    desk.submit()
+    desk.submit("customers", delay_seconds=500)
+    desk.end(JobStatus.FAILED, "x", name="customers")
+    out = desk.run("status").out
+    assert "jobs: 1 waiting; 1 waiting for a later time, the next at 20" in out
+    assert "1 failed in the last day" in out
+    desk.plane.start_draining(desk.control, "ana")
+    assert "by ana: no new jobs are taken in" in desk.run("status").out
+
+
+def test_status_lists_workers_with_what_they_take_and_hold(desk: Desk) -> None:
+    job_id = desk.submit()
+    claim = desk.claim(job_id)
+    before = contents(desk.place.control)
+    live = desk.run("status").out
+    for looking in (["job", "list"], ["job", "show", str(job_id)], ["drain", "status"]):
+        assert desk.run(*looking).code == DONE
+    assert contents(desk.place.control) == before, "looking writes nothing"
+    process = f"worker: tidegate worker, process {desk.worker.pid} on {desk.worker.host}"
+    assert f"{process}, takes sync, 1 of 4 jobs, last beat " in live
+    assert "silent" not in live
+    assert desk.jobs.finish(desk.control, claim, JobStatus.DONE, actor="tester")
+    desk.lose_worker()
+    assert "silent: its session is gone" in desk.run("status").out
+    # One that holds nothing is forgotten on the screen after an hour.
+    desk.control.execute("UPDATE tidegate_control.workers SET beat_at = now() - interval '2 hours'")
+    assert "worker:" not in desk.run("status").out
+    assert len(desk.run("status", "--json").document["queue"]["workers"]) == 1
+
+
+def test_uninstall_refuses_while_a_worker_of_the_project_is_there_and_names_it(desk: Desk) -> None:
+    before = contents(desk.place.control)
+    done = desk.run("db", "uninstall", "--yes")
+    assert done.code == BUSY
+    assert f"tidegate worker, process {desk.worker.pid} on {desk.worker.host}" in done.err
+    assert f"kill {desk.worker.pid}" in done.err
+    assert contents(desk.place.control) == before
+    desk.lose_worker()
+    # One of another project does not keep this one from leaving.
+    theirs = Worker.of_this_process("other", "tidegate worker", ("sync",))
+    with desk.plane.connect() as session:
+        Workers(desk.plane).register(session, theirs, "0")
+        desk.submit(project="other")
+        gone = desk.run("db", "uninstall", "--yes")
+        assert gone.code == DONE, gone.err
+        assert desk.place.control.value("SELECT count(*) FROM tidegate_control.jobs") == 1
+        assert desk.run("db", "uninstall", "--yes", "--shared").code == BUSY

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from integration.conftest import MakePlace, Place
+from integration.left_behind import ORDERS
 from integration.without_spark import Make, make, open_without_spark
 from tidegate.errors import TidegateError
 from tidegate.pipeline.plan import plan_project
@@ -14,8 +15,6 @@ from tidegate.pipeline.verify import verify_sync
 from tidegate.project import Project
 
 __all__ = ["make"]
-
-ORDERS = {"source": "shop:public.orders", "target": "warehouse:raw.orders", "cursor": "updated_at"}
 
 
 def seed(place: Place, first: int = 1, last: int = 5, table: str = "orders") -> None:

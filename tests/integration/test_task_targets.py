@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import date
-from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from integration.conftest import MakeProject, Place
+from integration.conftest import MakePlace, MakeProject
+from integration.filled_lakes import fill_table, open_table, table_of
+from integration.lakes import make_lake_project
 from integration.orders import ORDERS
 from integration.without_spark import open_without_spark
-from tidegate.errors import DeclarationError, RemovalRefused, SourceError, TidegateError
+from tidegate.errors import (
+    DeclarationError,
+    RemovalRefused,
+    SourceError,
+    TidegateError,
+    UsageError,
+)
+from tidegate.model.relation import Relation
 from tidegate.model.task import TaskRun
 from tidegate.project import Project
 from tidegate.runtime.task_graph_run import GraphReport
+from tidegate.spark.session import SparkSessions
 
 PIPELINES = """
 from datetime import date
@@ -63,23 +73,8 @@ FIRST, SECOND = date(2026, 11, 1), date(2026, 11, 2)
 REVENUE = "SELECT day::text, shop, total::int FROM marts.revenue ORDER BY 1, 2"
 
 
-def make(make_project: MakeProject) -> tuple[Project, Place]:
-    project, place = make_project(ORDERS, databases=2, pipelines=PIPELINES)
-    place.source.execute(
-        "CREATE TABLE orders (id bigint PRIMARY KEY, total numeric(10,2),"
-        " updated_at timestamptz NOT NULL)",
-        "INSERT INTO orders SELECT n, 10, '2026-11-01 12:00+00'::timestamptz"
-        " + (n % 2) * interval '1 day' FROM generate_series(1, 12) n",
-    )
-    return project, place
-
-
 def states(report: GraphReport) -> dict[str, str]:
     return {str(end.step): end.state.value for end in report.ends}
-
-
-def calls(place: Place) -> list[str]:
-    return (place.folder / "calls").read_text().splitlines()
 
 
 def forget(project: Project, run: TaskRun) -> None:
@@ -96,50 +91,32 @@ def failure(report: GraphReport) -> TidegateError:
     return end.error
 
 
-def test_a_task_after_its_sync_is_published_once_and_then_skipped_without_spark(
+def test_a_task_after_its_sync_is_published_once_and_replaces_the_slice_of_its_parameters(
     make_project: MakeProject,
 ) -> None:
-    project, place = make(make_project)
+    project, place = make_project(ORDERS, databases=2, pipelines=PIPELINES)
+    place.source.execute(
+        "CREATE TABLE orders (id bigint PRIMARY KEY, total numeric(10,2),"
+        " updated_at timestamptz NOT NULL)",
+        "INSERT INTO orders SELECT n, 10, '2026-11-01 12:00+00'::timestamptz"
+        " + (n % 2) * interval '1 day' FROM generate_series(1, 12) n",
+    )
     first = project.run_task("best", day=FIRST)
     assert states(first) == {
         "sync orders": "done",
         "revenue(day=2026-11-01, least=0)": "done",
         "best(day=2026-11-01)": "done",
     }, failure(first)
-    expected = [(str(FIRST), shop, 20) for shop in range(3)]
-    assert place.target.execute(REVENUE) == expected
+    assert place.target.execute(REVENUE) == [(str(FIRST), shop, 20) for shop in range(3)]
     assert place.target.execute("SELECT day, top::int FROM marts.best") == [(FIRST, 20)]
     # Complete is told by the marker: no function is called, no Spark is started.
     again = open_without_spark(place).run_task("best", day=FIRST)
     assert states(again) == {"best(day=2026-11-01)": "complete"}
-    assert calls(place) == [f"revenue {FIRST}"]
+    assert (place.folder / "calls").read_text().splitlines() == [f"revenue {FIRST}"]
 
-
-def test_replace_asks_before_it_takes_most_rows_away_and_so_does_a_worker(
-    make_project: MakeProject,
-) -> None:
-    project, place = make(make_project)
-    count = "SELECT count(*) FROM marts.top"
-    assert project.run_task("top", least=0).exit_code == 0
-    refused = failure(project.run_task("top", least=150))
-    assert isinstance(refused, RemovalRefused)
-    assert "tidegate run top --param least=… --allow-removal" in str(refused)
-    assert place.target.value(count) == 200
-    run = project.task_run("top", {"least": 150})
-    project.submit_graph([replace(run, allow_removal=True)])
-    project.worker(once=True).run()
-    assert place.target.value(count) == 50
-
-
-def test_delete_insert_replaces_the_slice_of_the_parameters_and_nothing_else(
-    make_project: MakeProject,
-) -> None:
-    project, place = make(make_project)
-    for day in (FIRST, SECOND):
-        assert states(project.run_task("revenue", day=day))["sync orders"] == "done"
+    assert states(project.run_task("revenue", day=SECOND))["sync orders"] == "done"
     before = place.target.execute(REVENUE)
     assert len(before) == 6
-
     run = project.task_run("revenue", {"day": FIRST})
     forget(project, run)
     place.target.execute("UPDATE raw.orders SET total = 5 WHERE id % 3 = 0")
@@ -158,34 +135,85 @@ def test_delete_insert_replaces_the_slice_of_the_parameters_and_nothing_else(
     assert place.target.execute(REVENUE) == before[3:]
 
 
-def test_rows_outside_the_slice_are_refused(make_project: MakeProject) -> None:
-    project, place = make(make_project)
+def test_what_a_task_must_not_publish_is_refused_here_and_a_worker_publishes_the_rest(
+    make_project: MakeProject,
+) -> None:
+    project, place = make_project(ORDERS, databases=2, pipelines=PIPELINES)
+    count = "SELECT count(*) FROM marts.top"
+    assert project.run_task("top", least=0).exit_code == 0
+    refused = failure(project.run_task("top", least=150))
+    assert isinstance(refused, RemovalRefused)
+    assert "tidegate run top --param least=… --allow-removal" in str(refused)
+    assert place.target.value(count) == 200
     refused = failure(project.run_task("stray", shop="a"))
     assert isinstance(refused, DeclarationError)
     assert "1 rows for marts.stray are not of the part that they replace (shop = a)" in str(refused)
-    assert project.run_task("stray", shop="a", others=False).exit_code == 0
-    assert place.target.execute("SELECT shop, n FROM marts.stray") == [("a", 1)]
+    assert place.target.execute("SELECT * FROM marts.stray") == []
 
-
-@pytest.mark.parametrize(
-    ("name", "kind", "said"),
-    [
-        ("nothing", DeclarationError, "returned int, not a DataFrame"),
-        ("lost", SourceError, "warehouse:raw.no_such_table does not exist"),
-    ],
-)
-def test_what_a_task_cannot_publish_is_refused_by_name(
-    make_project: MakeProject, name: str, kind: type[Any], said: str
-) -> None:
-    project, _ = make(make_project)
-    refused = failure(project.run_task(name))
-    assert isinstance(refused, kind)
-    assert said in refused.message
-
-
-def test_a_worker_publishes_a_queued_task(make_project: MakeProject) -> None:
-    project, place = make(make_project)
+    run = project.task_run("top", {"least": 150})
+    project.submit_graph([replace(run, allow_removal=True)])
     queued = project.submit_task("stray", shop="b", others=False)
     assert project.worker(burst=True).run().exit_code == 0
+    assert place.target.value(count) == 50
     assert queued.state() == "done"
     assert place.target.execute("SELECT shop, n FROM marts.stray") == [("b", 2)]
+
+    refused = failure(project.run_task("nothing"))
+    assert isinstance(refused, DeclarationError)
+    assert "returned int, not a DataFrame" in refused.message
+    refused = failure(project.run_task("lost"))
+    assert isinstance(refused, SourceError)
+    assert "warehouse:raw.no_such_table does not exist" in refused.message
+
+
+# `day` names the slice; `edition` makes another run of the same one.
+LAKE = """
+from datetime import date
+import tidegate as tg
+
+@tg.task(target="lake:marts.sales", mode="delete_insert")
+def sales(ctx, day: date, edition: int, rows: int = 2, stray: bool = False):
+    given = [(date(2026, 12, 24) if stray else day, n, edition) for n in range(rows)]
+    return ctx.spark.createDataFrame(given, "day date, n int, of int")
+
+@tg.task(target="lake:marts.copy", key="n")
+def copy(ctx, day: date):
+    return ctx.read("lake:marts.sales").where(f"day = DATE '{day}'").select("n", "of")
+"""
+
+
+def test_a_slice_of_a_lake_is_replaced_in_one_commit(
+    make_place: MakePlace, warm_spark: SparkSessions
+) -> None:
+    project, place = make_lake_project(make_place, warm_spark, pipelines=LAKE)
+    table = Relation("marts", "sales")
+    days = [FIRST, FIRST, SECOND, SECOND]
+    columns = pa.schema([("day", pa.date32()), ("n", pa.int32()), ("of", pa.int32())])
+    given = pa.table({"day": days, "n": [0, 1, 0, 1], "of": [1] * 4}, schema=columns)
+    fill_table(place, given, table)
+
+    def rows(relation: Relation = table) -> list[tuple[object, ...]]:
+        found = open_table(place, relation).scan().to_arrow().to_pylist()
+        return sorted((tuple(row.values()) for row in found), key=str)
+
+    def run(**parameters: object) -> int | None:
+        before = len(list(table_of(place, table).ancestors()))
+        report = project.run_task("sales", **parameters)
+        assert report.exit_code == 0, report.failed
+        assert len(list(table_of(place, table).ancestors())) == before + 1
+        assert report.ends[0].task is not None
+        return report.ends[0].task.changed
+
+    kept = [(SECOND, n, 1) for n in range(2)]
+    run(day=FIRST, edition=2, rows=3)
+    assert rows() == [*((FIRST, n, 2) for n in range(3)), *kept]
+    assert run(day=FIRST, edition=3, rows=0) == 3
+    assert rows() == kept
+    refused = failure(project.run_task("sales", day=FIRST, edition=4, stray=True))
+    assert isinstance(refused, DeclarationError)
+    assert "are not of the part that they replace (day = 2026-11-01)" in refused.message
+
+    assert project.run_task("copy", day=SECOND).exit_code == 0
+    assert rows(Relation("marts", "copy")) == [(0, 1), (1, 1)]
+    with pytest.raises(UsageError, match="a lake's table itself says what is in it"):
+        project.forget_task(project.task_run("copy", {"day": SECOND}))

@@ -11,8 +11,12 @@ import psycopg
 import pytest
 
 from conftest import MakeDatabase
-
-pytestmark = pytest.mark.usefixtures("warm_workers")
+from integration.test_prove import without_spark
+from tidegate.postgres.embedded import EmbeddedServer
+from tidegate.spark.session import SparkSessions
+from tidegate.testing import assert_idempotent
+from tidegate.testing.databases import FreshDatabases
+from tidegate.testing.sandbox import SandboxProject
 
 TOML = """
 [project]
@@ -24,7 +28,7 @@ shop = "${{SHOP_URL}}"
 warehouse = "{warehouse}"
 
 [spark]
-master = "local[2]"
+master = "{master}"
 
 [sync.items]
 source = "shop:public.items"
@@ -37,12 +41,13 @@ target = "shop:copy.items"
 cursor = "updated_at"
 """
 PIPELINES = """
-from pyspark.sql import functions as f
 import tidegate as tg
 
 
 @tg.sync(source="shop:public.items", target="warehouse:raw.lucky", cursor="updated_at")
 def lucky(df):
+    from pyspark.sql import functions as f
+
     return df.withColumn("lucky", f.rand())
 """
 TESTS = """
@@ -52,6 +57,8 @@ import pytest
 import tidegate as tg
 from tidegate.errors import UsageError
 from tidegate.testing import assert_crash_safe, assert_idempotent
+
+REAL = Path("{real}")
 
 
 @pytest.fixture
@@ -66,20 +73,36 @@ def project(tidegate_project):
 
 
 def test_databases_are_fresh_and_the_folder_is_a_copy(tidegate_project):
-    assert tidegate_project.settings.root != Path(__file__).parent
+    assert tidegate_project.name == "kit"
+    assert tidegate_project.settings.root != REAL
     with tidegate_project.connect("shop") as shop:
         assert shop.execute("SELECT to_regclass('items')").fetchone() == (None,)
 
 
 def test_sound(project):
     assert_idempotent(project, "items")
-    kills = assert_crash_safe(project, "items", points=["stage.done", "publish.moved"])
-    assert kills == 2
+    assert assert_crash_safe(project, "items", points=["publish.moved"]) == 1
     assert project.run("items").found_nothing
 
 
+def test_what_cannot_be_proved_is_refused(project):
+    with pytest.raises(UsageError, match="there is no point stage.dome"):
+        assert_crash_safe(project, "items", points=["stage.dome"])
+    with project.connect("shop") as shop:
+        shop.execute("TRUNCATE items")
+    with pytest.raises(AssertionError, match="fill its source first"):
+        assert_idempotent(project, "items")
+    with tg.open(REAL) as real:
+        for check in (assert_idempotent, assert_crash_safe):
+            with pytest.raises(UsageError, match="databases are real"):
+                check(real, "items")
+"""
+WITH_SPARK = """
+
+
 def test_source_and_target_in_one_database(project):
-    assert assert_crash_safe(project, "inside", points=["publish.applied"]) == 1
+    points = ["stage.done", "publish.applied"]
+    assert assert_crash_safe(project, "inside", points=points) == 2
     with project.connect("shop") as shop:
         assert shop.execute("SELECT to_regclass('copy.items')").fetchone() == (None,)
 
@@ -89,84 +112,101 @@ def test_not_deterministic(project):
         assert_idempotent(project, "lucky")
     with pytest.raises(AssertionError, match="not deterministic.* in lucky"):
         assert_crash_safe(project, "lucky", points=["publish.applied"])
-
-
-def test_nothing_to_prove(project):
-    with project.connect("shop") as shop:
-        shop.execute("TRUNCATE items")
-    with pytest.raises(AssertionError, match="fill its source first"):
-        assert_idempotent(project, "items")
-
-
-def test_a_real_project_is_refused():
-    with tg.open(Path(__file__).parent) as real:
-        for check in (assert_idempotent, assert_crash_safe):
-            with pytest.raises(UsageError, match="databases are real"):
-                check(real, "items")
-
-
-def test_an_unknown_point_is_refused(project):
-    with pytest.raises(UsageError, match="there is no point stage.dome"):
-        assert_crash_safe(project, "items", points=["stage.dome"])
+"""
+# What the plugin must not do where nobody uses it.
+UNUSED = """
+def test_unused():
+    import sys
+    assert "pyspark" not in sys.modules
 """
 
 
-def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """With the plugin named, and no other: it need not be installed for that."""
+def run_pytest(folder: Path, *arguments: str, **variables: str) -> str:
+    """What it said. With the plugin named, and no other: it need not be installed for that."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("TIDEGATE_", "PYTEST"))}
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     environment.pop("SHOP_URL", None)
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "tidegate.testing.plugin", *arguments],
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "tidegate.testing.plugin", *arguments],
         cwd=folder,
-        env=environment,
+        env={**environment, **variables},
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
     )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+class Suite:
+    """A project with real databases, which no test may touch, and tests of its user's."""
+
+    def __init__(self, folder: Path, make_database: MakeDatabase) -> None:
+        self.folder = folder / "project"
+        self._real = {name: make_database(name) for name in ("control", "warehouse")}
+
+    def write(self, tests: str, master: str, where: str = "tests") -> Path:
+        """The folder of the tests."""
+        self.folder.mkdir()
+        folder = self.folder / where
+        folder.mkdir()
+        (self.folder / "tidegate.toml").write_text(TOML.format(**self._real, master=master))
+        (self.folder / "pipelines.py").write_text(PIPELINES)
+        (folder / "test_kit.py").write_text(tests.replace("{real}", str(self.folder)))
+        return folder
+
+    def is_untouched(self) -> bool:
+        query = "SELECT count(*) FROM pg_namespace WHERE nspname ~ '^(raw|tidegate)'"
+        found = []
+        for conninfo in self._real.values():
+            with psycopg.connect(conninfo) as connection:
+                found.append(connection.execute(query).fetchone())
+        return found == [(0,), (0,)]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, make_database: MakeDatabase) -> Path:
-    """A project with real databases, which no test may touch, and tests of its user's."""
-    made = {name: make_database(name) for name in ("control", "warehouse")}
-    (tmp_path / "tidegate.toml").write_text(TOML.format(**made))
-    (tmp_path / "pipelines.py").write_text(PIPELINES)
-    (tmp_path / "test_kit.py").write_text(TESTS)
-    return tmp_path
+def suite(tmp_path: Path, make_database: MakeDatabase) -> Suite:
+    return Suite(tmp_path, make_database)
 
 
 def test_the_fixtures_and_assertions_do_what_they_say_and_leave_real_databases_alone(
-    folder: Path, make_database: MakeDatabase
+    suite: Suite, tmp_path: Path
 ) -> None:
-    done = run_pytest(folder, "-q")
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "7 passed" in done.stdout
-    for line in (folder / "tidegate.toml").read_text().splitlines():
-        name, _, value = line.partition(" = ")
-        if name in ("control", "warehouse"):
-            with psycopg.connect(value.strip('"')) as connection:
-                schemas = connection.execute(
-                    "SELECT count(*) FROM pg_namespace WHERE nspname ~ '^(raw|tidegate)'"
-                ).fetchone()
-            assert schemas == (0,)
+    tests = suite.write(TESTS, master="yarn")
+    assert "3 passed" in run_pytest(tests, **without_spark(tmp_path / "no_spark"))
+    assert suite.is_untouched()
 
 
-def test_a_suite_elsewhere_names_its_project_in_its_settings(folder: Path, tmp_path: Path) -> None:
-    suite = tmp_path / "elsewhere"
-    suite.mkdir()
-    (suite / "pytest.ini").write_text("[pytest]\ntidegate_project = ..\n")
-    (suite / "test_name.py").write_text(
-        "def test_name(tidegate_project):\n    assert tidegate_project.name == 'kit'\n"
-    )
-    done = run_pytest(suite, "-q")
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.mark.chaos
+@pytest.mark.usefixtures("warm_workers")
+def test_a_suite_elsewhere_names_its_project_and_finds_what_is_not_deterministic(
+    suite: Suite,
+) -> None:
+    tests = suite.write(TESTS + WITH_SPARK, master="local[2]", where="../elsewhere")
+    (tests / "pytest.ini").write_text("[pytest]\ntidegate_project = ../project\n")
+    assert "5 passed" in run_pytest(tests)
+    assert suite.is_untouched()
 
 
-def test_the_plugin_shows_nothing_where_it_is_not_used(folder: Path) -> None:
-    (folder / "test_kit.py").write_text(
-        "def test_one():\n    import sys\n    assert 'pyspark' not in sys.modules\n"
-    )
-    done = run_pytest(folder, "-q", "--strict-config", "--strict-markers", "-W", "error")
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_the_plugin_shows_nothing_where_it_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "test_unused.py").write_text(UNUSED)
+    run_pytest(tmp_path, "--strict-config", "--strict-markers", "-W", "error")
+
+
+def test_a_transformation_that_is_not_deterministic_is_found_by_repeating_it(
+    suite: Suite, warm_spark: SparkSessions, server: EmbeddedServer, tmp_path: Path
+) -> None:
+    suite.write("", master="local[2]")
+    databases = FreshDatabases(server)
+    try:
+        with SandboxProject.copy(suite.folder, tmp_path / "copy", databases) as project:
+            project.share_spark(warm_spark)
+            with project.connect("shop") as shop:
+                shop.execute(
+                    "CREATE TABLE items (id int PRIMARY KEY, updated_at timestamptz NOT NULL)"
+                )
+                shop.execute("INSERT INTO items SELECT n, now() FROM generate_series(1, 12) n")
+            with pytest.raises(AssertionError, match=r"loaded anew.*12 different, in lucky"):
+                assert_idempotent(project, "lucky")
+    finally:
+        databases.close()

@@ -1,18 +1,27 @@
-"""Whoever holds back vacuum in the control database is found: it agrees with what VACUUM does."""
+"""Whoever holds back vacuum in the control database is found, as VACUUM itself tells, and named."""
 
 from __future__ import annotations
 
 import re
+import shutil
 import threading
+import time
 import uuid
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg import errors as pg
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
-from integration.conftest import Database
+from conftest import FAST
+from integration.commands import DONE
+from integration.conftest import Database, MakePlace, Place
+from integration.here import tidegate
 from integration.holding import (
     FIVE_MINUTES,
     ROWS,
@@ -26,22 +35,40 @@ from integration.holding import (
     snapshot,
 )
 from integration.orders import CREATE, FILL, ORDERS
+from integration.standbys import standby_of
+from integration.test_doctor import examine_place, named
 from integration.without_spark import Make, make
 from tidegate.insight.vacuum_remarks import remark_on_holder
+from tidegate.model.check import Check, Level
 from tidegate.model.vacuum_horizon import (
+    MANY_DEAD_ROWS,
     MANY_TRANSACTIONS,
     HolderKind,
+    VacuumHolder,
     VacuumHorizon,
 )
 from tidegate.postgres.connect import begin_read_only, connect
+from tidegate.postgres.embedded import EmbeddedServer
 
 __all__ = ["make", "pair", "role"]
 
 KEY = 4242
 
 
-def test_a_snapshot_in_the_same_database_counts(pair: tuple[Database, Database]) -> None:
-    control, _ = pair
+def prepared(horizon: VacuumHorizon) -> list[str | None]:
+    return [one.name for one in horizon.holders if one.kind is HolderKind.PREPARED]
+
+
+def test_a_snapshot_counts_in_its_own_database_alone(pair: tuple[Database, Database]) -> None:
+    control, other = pair
+    fill(control)
+    for statement in (b"SELECT 1", b"CREATE TABLE written (n int)"):
+        with snapshot(other) as session:
+            session.execute(statement)
+            assert kept_by_vacuum(control) == 0
+            assert holder_of(look(control), session.info.backend_pid) is None
+            assert holder_of(look(other), session.info.backend_pid) is not None
+    control.execute("DROP TABLE t")
     fill(control)
     with snapshot(control) as session:
         assert kept_by_vacuum(control) == ROWS
@@ -63,19 +90,6 @@ def test_a_snapshot_in_the_same_database_counts(pair: tuple[Database, Database])
     assert kept_by_vacuum(control) == 0
 
 
-@pytest.mark.parametrize("statement", ["SELECT 1", "CREATE TABLE written (n int)"])
-def test_a_transaction_in_another_database_does_not_count(
-    pair: tuple[Database, Database], statement: str
-) -> None:
-    control, other = pair
-    fill(control)
-    with snapshot(other) as session:
-        session.execute(statement.encode())
-        assert kept_by_vacuum(control) == 0
-        assert holder_of(look(control), session.info.backend_pid) is None
-        assert holder_of(look(other), session.info.backend_pid) is not None
-
-
 def test_the_writer_is_named_before_those_whose_snapshots_wait_for_it(
     pair: tuple[Database, Database],
 ) -> None:
@@ -87,48 +101,46 @@ def test_the_writer_is_named_before_those_whose_snapshots_wait_for_it(
         reader.execute("SHOW work_mem")  # it began first, and has no snapshot yet
         writer.execute("INSERT INTO t VALUES (0)")
         reader.execute("SELECT 1")
-        found = look(control).holders
         expected = [writer.info.backend_pid, reader.info.backend_pid]
-        two = [one for one in found if one.pid in expected]
+        two = [one for one in look(control).holders if one.pid in expected]
         assert [one.pid for one in two] == expected
         assert two[0].transactions == two[1].transactions
         reader.rollback()
         writer.rollback()
+    # A reader of our own is told apart.
+    with connect(control.conninfo, name="control", application="tidegate source") as session:
+        begin_read_only(session)
+        session.execute("SELECT pg_export_snapshot()")
+        holder = holder_of(look(control), session.info.backend_pid)
+        session.execute("ROLLBACK")
+    assert holder is not None
+    assert (holder.is_ours, holder.application, holder.job_id) == (True, "tidegate read", None)
 
 
-def prepared(horizon: VacuumHorizon) -> list[str | None]:
-    return [one.name for one in horizon.holders if one.kind is HolderKind.PREPARED]
-
-
-@pytest.mark.parametrize("gid", ["plain", 'it\'s \\ "two"', "a\nb\x1b[2J"])
-def test_a_prepared_transaction_counts_in_its_own_database(
-    pair: tuple[Database, Database], gid: str
-) -> None:
-    control, other = pair
-    fill(control)
-    fill(other)
-    with other.connect() as session:
-        session.execute("BEGIN")
-        session.execute("INSERT INTO t VALUES (0)")
-        session.execute(sql.SQL("PREPARE TRANSACTION {}").format(gid))
-    assert kept_by_vacuum(control) == 0
-    assert prepared(look(control)) == []
-    horizon = look(other)
-    assert prepared(horizon) == [gid]
-    assert horizon.held is not None
-    assert horizon.held.found.isprintable()
-    commit, rollback = horizon.held.fix.removeprefix("end it in that database: ").split(" or ")
-    assert commit.startswith("COMMIT PREPARED ")
-    other.execute(rollback)
-    assert prepared(look(other)) == []
-    assert other.value("SELECT count(*) FROM pg_prepared_xacts") == 0
-
-
-def test_a_logical_slot_holds_the_catalogs_and_not_the_queue(
+def test_a_prepared_transaction_and_a_logical_slot_count_where_they_should(
     pair: tuple[Database, Database],
 ) -> None:
     control, other = pair
     fill(control)
+    fill(other)
+    for gid in ("plain", 'it\'s \\ "two"', "a\nb\x1b[2J"):
+        with other.connect() as session:
+            session.execute("BEGIN")
+            session.execute("INSERT INTO t VALUES (0)")
+            session.execute(sql.SQL("PREPARE TRANSACTION {}").format(gid))
+        assert kept_by_vacuum(control) == 0
+        assert prepared(look(control)) == []
+        horizon = look(other)
+        assert prepared(horizon) == [gid]
+        assert horizon.held is not None
+        assert horizon.held.found.isprintable()
+        commit, rollback = horizon.held.fix.removeprefix("end it in that database: ").split(" or ")
+        assert commit.startswith("COMMIT PREPARED ")
+        other.execute(rollback)
+        assert prepared(look(other)) == []
+        assert other.value("SELECT count(*) FROM pg_prepared_xacts") == 0
+
+    # A logical slot holds the catalogs, and not the queue.
     name = f"slot_{uuid.uuid4().hex[:8]}"
     other.execute(f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')")
     try:
@@ -151,7 +163,7 @@ def test_a_vacuum_under_way_does_not_hold_back_another(pair: tuple[Database, Dat
     fill(control)
     control.execute(
         "CREATE TABLE large (n int) WITH (autovacuum_enabled = off, fillfactor = 10)",
-        "INSERT INTO large SELECT generate_series(1, 20000)",
+        "INSERT INTO large SELECT generate_series(1, 5000)",
         "DELETE FROM large",
     )
     with control.connect() as slow:
@@ -181,10 +193,20 @@ def test_a_vacuum_under_way_does_not_hold_back_another(pair: tuple[Database, Dat
     assert (holder, kept) == (None, 0)
 
 
+def checked(place: Place, name: str, **overrides: str) -> Check:
+    found = examine_place(place, **overrides)
+    return named(found, f"the control database: {name}")
+
+
 def test_without_the_right_to_see_others_it_says_what_to_grant(
-    role: tuple[Database, str, str],
+    role: tuple[Database, str, str], make_place: MakePlace
 ) -> None:
     control, name, address = role
+    place = make_place(ORDERS)
+    place.source.execute(*CREATE)
+    check = checked(place, "vacuum", **{"project.control": address})
+    assert (check.level, check.fix) == (Level.WARN, f'GRANT pg_read_all_stats TO "{name}"')
+    assert "cannot be told" in check.found
     with snapshot(control) as session:
         pid = session.info.backend_pid
         hidden = look(control, conninfo=address)
@@ -233,12 +255,145 @@ def test_a_publisher_of_our_own_is_told_with_its_job(make: Make) -> None:
     )
 
 
-def test_a_reader_of_our_own_is_told_apart(pair: tuple[Database, Database]) -> None:
-    control, _ = pair
-    with connect(control.conninfo, name="control", application="tidegate source") as session:
-        begin_read_only(session)
-        session.execute("SELECT pg_export_snapshot()")
-        holder = holder_of(look(control), session.info.backend_pid)
-        session.execute("ROLLBACK")
-    assert holder is not None
-    assert (holder.is_ours, holder.application, holder.job_id) == (True, "tidegate read", None)
+def crowd(place: Place) -> None:
+    """Leave many dead rows in the job queue, with nobody to blame."""
+    queue = "tidegate_control.job_queue"
+    place.control.execute(
+        f"ALTER TABLE {queue} SET (autovacuum_enabled = off)",
+        "ALTER TABLE tidegate_control.jobs SET (autovacuum_enabled = off)",
+        "CREATE TABLE ids WITH (autovacuum_enabled = off) AS SELECT gen_random_uuid() AS job_id"
+        f" FROM generate_series(1, {MANY_DEAD_ROWS + 1})",
+        "INSERT INTO tidegate_control.jobs (job_id, project, kind, name, resource, payload,"
+        " submitted_by) SELECT job_id, 'shop', 'test', 'x', 'x', '{}', 'test' FROM ids",
+        f"INSERT INTO {queue} (job_id, project, kind) SELECT job_id, 'shop', 'test' FROM ids",
+        f"DELETE FROM {queue}",
+        # What it did is told to others before it answers, not some time after it has gone.
+        "SELECT pg_stat_force_next_flush()",
+    )
+
+
+def told(place: Place) -> list[str]:
+    """What `status` says of the control database."""
+    shown = tidegate(place.folder, "status")
+    assert shown.code == DONE
+    return [line for line in shown.out.splitlines() if line.startswith("control database:")]
+
+
+def test_status_and_doctor_tell_of_dead_rows_and_of_who_holds_them(make_place: MakePlace) -> None:
+    patient = make_place(ORDERS, installed=False)
+    hasty = make_place(ORDERS, beside=patient, worker={"horizon_warning": "1ms"})
+    patient.source.execute(*CREATE, FILL)
+    control = patient.control
+    patient.open().context.control_id()
+    with snapshot(control) as session:
+        pid = session.info.backend_pid
+        assert told(patient) == []
+        (line,) = told(hasty)
+        document = tidegate(patient.folder, "status", "--json").document
+        check = checked(hasty, "vacuum")
+    assert f"process {pid} of postgres (report)" in line
+    assert line.endswith(f"; end it: SELECT pg_terminate_backend({pid})")
+    assert document["vacuum_horizon"]["held"] is None
+    assert pid in [one["pid"] for one in document["vacuum_horizon"]["holders"]]
+    assert (check.level, str(pid) in str(check.fix)) == (Level.WARN, True)
+
+    crowd(patient)
+    remark = look(control).queue_crowded
+    assert remark is not None
+    assert remark.found.startswith("the job queue has 10,001 dead rows and 0 live ones")
+    vacuum = "VACUUM tidegate_control.job_queue"
+    assert remark.fix.startswith(f"{vacuum}; ")
+    with snapshot(control) as session:
+        held = look(control, FIVE_MINUTES).queue_crowded
+        assert held is not None
+        pid = session.info.backend_pid
+        assert f"{remark.found}; process {pid} of postgres (report) from" in held.found
+        assert held.fix == f"end it: SELECT pg_terminate_backend({pid}); then: {vacuum}"
+        assert told(hasty) == [f"control database: {held.found}; {held.fix}"]
+    crowded = checked(hasty, "job queue")
+    assert (crowded.level, "10,001 dead rows" in crowded.found) == (Level.WARN, True)
+    control.execute(vacuum)
+    after = look(control)
+    assert (after.queue_crowded, after.queue and after.queue.dead) == (None, 0)
+    empty = checked(hasty, "job queue")
+    assert (empty.level, empty.found) == (Level.OK, "0 dead rows, 0 live ones")
+
+    gone = {"TIDEGATE_PROJECT__CONTROL": make_conninfo(control.conninfo, port=1)}
+    document = tidegate(patient.folder, "status", "--json", environment=gone).document
+    assert document["control_unreachable"] is not None
+    assert document["vacuum_horizon"]["holders"] == []
+
+
+SLOT = "standby_slot"
+
+
+@contextmanager
+def primary_and_standby(folder: Path, slot: str) -> Iterator[tuple[Database, EmbeddedServer]]:
+    """A standby reports the oldest snapshot of its own sessions every second."""
+    primary = EmbeddedServer(folder / "primary", FAST)
+    primary.start()
+    control = Database(primary.conninfo())
+    fill(control)
+    if slot:
+        control.execute(f"SELECT pg_create_physical_replication_slot('{slot}')")
+    settings = {
+        "primary_slot_name": slot,
+        "hot_standby_feedback": "on",
+        "wal_receiver_status_interval": "1s",
+    }
+    try:
+        with standby_of(primary, folder / "standby", settings) as standby:
+            yield control, standby
+    finally:
+        primary.stop("immediate")
+        shutil.rmtree(folder)
+
+
+def from_outside(control: Database) -> list[VacuumHolder]:
+    return [one for one in look(control).holders if one.kind is not HolderKind.SESSION]
+
+
+def wait_for_feedback(control: Database) -> VacuumHolder:
+    """Look until the standby's snapshot has come through and is not the newest any more."""
+    until = time.monotonic() + 60
+    while not (found := from_outside(control)) or not found[0].transactions:
+        assert time.monotonic() < until
+        control.execute("SELECT pg_current_xact_id()", "SELECT pg_sleep(0.1)")
+    return found[0]
+
+
+@pytest.mark.chaos
+def test_a_slot_of_a_standby_counts_until_it_is_dropped(tmp_path: Path) -> None:
+    with primary_and_standby(tmp_path, SLOT) as (control, standby):
+        with snapshot(Database(standby.conninfo("postgres"))):
+            used = wait_for_feedback(control)
+            assert (used.kind, used.name, used.state) == (HolderKind.SLOT, SLOT, "active")
+            assert (used.seconds, used.is_late(0.0)) == (None, False)
+            assert kept_by_vacuum(control) > 0
+        standby.stop("immediate")
+        until = time.monotonic() + 60
+        while control.value("SELECT active FROM pg_replication_slots"):
+            assert time.monotonic() < until
+        horizon = look(control)
+        assert horizon.held is not None
+        said = f"replication slot '{SLOT}' (inactive) holds back vacuum"
+        assert horizon.held.found.startswith(said)
+        statement = f"SELECT pg_drop_replication_slot('{SLOT}')"
+        assert horizon.held.fix.endswith(f": {statement}")
+        control.execute("INSERT INTO t VALUES (1)")
+        assert kept_by_vacuum(control) > 0
+        control.execute(statement)
+        assert from_outside(control) == []
+        assert kept_by_vacuum(control) == 0
+
+
+@pytest.mark.chaos
+def test_a_standby_without_a_slot_counts_through_its_connection(tmp_path: Path) -> None:
+    with (
+        primary_and_standby(tmp_path, "") as (control, standby),
+        snapshot(Database(standby.conninfo("postgres"))),
+    ):
+        holder = wait_for_feedback(control)
+        assert (holder.kind, holder.application) == (HolderKind.STANDBY, "reports")
+        assert kept_by_vacuum(control) > 0
+        assert (holder.is_ours, holder.seconds, holder.is_late(0.0)) == (False, None, False)

@@ -1,4 +1,4 @@
-"""`verify` of a sync with a transformation: run again with Spark, compared in the target."""
+"""`verify`, its repair and `why` of a sync with a transformation, which is run again with Spark."""
 
 from __future__ import annotations
 
@@ -6,31 +6,53 @@ from typing import Any
 
 import pytest
 
+from integration.conftest import MakeProject, Place
 from integration.orders import CREATE, FILL, contents
+from tidegate.errors import DestinationError
+from tidegate.model.explanation import ColumnDifference, Reason
 from tidegate.model.verification import Difference, Verdict, Verification
 from tidegate.pipeline import context as context_module
 from tidegate.pipeline import verify_transformed
 from tidegate.pipeline.verify import verify_sync
 from tidegate.project import Project
 
-TRANSFORMED = (
-    "import tidegate as tg\n"
-    '@tg.sync(source="shop:orders", target="warehouse:raw.orders", cursor="updated_at"{more})\n'
-    "def orders(df):\n"
-    "    return df.selectExpr({columns}).where({where!r})\n"
-)
+HEAD = "import tidegate as tg\n"
+DOUBLED = """
+@tg.sync(source="shop:orders", target="warehouse:raw.{name}", cursor="updated_at"{more})
+def {name}(df):
+    return df.selectExpr("*", "total * 2 AS double").drop("total").where("id <> 3")
+"""
+OTHERS = """
+@tg.sync(source="shop:orders", target="warehouse:raw.moved", cursor="updated_at")
+def moved(df):
+    return df.selectExpr("id + 1000 AS id", "total", "updated_at")
+
+@tg.sync(source="shop:orders", target="warehouse:raw.none", cursor="updated_at")
+def none(df):
+    return df.where("id < 0")
+"""
 
 
-def transformed(
-    columns: str = "'id', 'total * 2 AS double', 'updated_at'",
-    where: str = "id <> 3",
-    more: str = "",
-) -> str:
-    return TRANSFORMED.format(columns=columns, where=where, more=more)
+def doubled(name: str = "orders", more: str = "") -> str:
+    return DOUBLED.format(name=name, more=more)
 
 
-def verify(project: Project) -> Verification:
-    return verify_sync(project.context, project.sync("orders"))
+def loaded(make_project: MakeProject, pipelines: str, databases: int = 1) -> tuple[Project, Place]:
+    project, place = make_project(databases=databases, pipelines=HEAD + pipelines)
+    place.source.execute(*CREATE, FILL)
+    for name in project.syncs:
+        project.run(name)
+    return project, place
+
+
+def verify(project: Project, name: str = "orders") -> Verification:
+    found = verify_sync(project.context, project.sync(name))
+    assert found.used_spark
+    return found
+
+
+def sums(found: Verification) -> tuple[Verdict, int, int]:
+    return found.verdict, found.source_rows, found.not_yet_loaded
 
 
 def difference(found: Verification) -> Difference:
@@ -39,101 +61,75 @@ def difference(found: Verification) -> Difference:
     return found.difference
 
 
-def staged_tables(place: Any) -> int:
-    count: int = place.target.value("SELECT count(*) FROM pg_class WHERE relname ~ '^stg_'")
-    return count
-
-
-def test_a_transformation_is_run_again_and_compared_in_the_target(make_project: Any) -> None:
-    project, place = make_project(databases=3, pipelines=transformed())
-    place.source.execute(*CREATE, FILL)
-    project.run("orders")
-    before = contents(place.source, place.target, place.control)
-    found = verify(project)
-    assert contents(place.source, place.target, place.control) == before
-    assert (found.verdict, found.used_spark, found.source_rows) == (Verdict.EQUAL, True, 9)
-    place.target.execute("UPDATE raw.orders SET double = 1 WHERE id = 5")
-    place.source.execute("DELETE FROM orders WHERE id = 6")
-    worse = verify(project)
-    assert difference(worse).different_keys == ("(5)",)
-    assert difference(worse).extra_keys == ("(6)",)
-    assert staged_tables(place) == 0
-
-
-def test_rows_above_the_watermark_are_left_out_under_a_changed_key_too(make_project: Any) -> None:
-    pipelines = transformed("'id + 1000 AS id', 'total', 'updated_at'", "total >= 0")
-    project, place = make_project(pipelines=pipelines)
-    place.source.execute(*CREATE, FILL)
-    project.run("orders")
-    place.source.execute("UPDATE orders SET total = 50, updated_at = now() WHERE id = 2")
-    found = verify(project)
-    assert (found.verdict, found.source_rows, found.not_yet_loaded) == (Verdict.EQUAL, 9, 1)
-
-
-def test_a_transformation_that_drops_every_row_equals_an_empty_target(make_project: Any) -> None:
-    project, place = make_project(pipelines=transformed(where="id < 0"))
-    place.source.execute(*CREATE, FILL)
-    project.run("orders")
-    found = verify(project)
-    assert (found.verdict, found.source_rows, found.target_rows) == (Verdict.EQUAL, 0, 0)
-
-
-def test_staged_rows_that_a_sweep_took_are_staged_again(
-    make_project: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_transformation_is_run_again_compared_and_repaired(
+    make_project: MakeProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    project, place = make_project(pipelines=transformed())
-    place.source.execute(*CREATE, FILL)
-    project.run("orders")
-    real = verify_transformed.send_left_out
+    project, place = loaded(make_project, doubled(), databases=3)
+    before = contents(place.source, place.target, place.control)
+    assert sums(verify(project)) == (Verdict.EQUAL, 9, 0)
+    assert contents(place.source, place.target, place.control) == before
+
+    # A run meanwhile is noticed, and compared anew; staged rows that a sweep took are staged again.
+    real_reading, real_send = context_module.reading, verify_transformed.send_left_out
+    ran: list[int] = []
     swept: list[int] = []
+
+    def run_first(*arguments: Any) -> Any:
+        # The run reads as well.
+        monkeypatch.setattr(context_module, "reading", real_reading)
+        place.source.execute("UPDATE orders SET total = 5, updated_at = now() WHERE id < 3")
+        ran.append(project.run("orders").rows)
+        return real_reading(*arguments)
 
     def sweep_first(*arguments: Any, **options: Any) -> Any:
         if not swept:
             destination = project.context.destination(project.sync("orders").target)
             swept.append(destination.sweep(set))
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(verify_transformed, "send_left_out", sweep_first)
-    assert verify(project).verdict is Verdict.EQUAL
-    assert swept[0] > 0
-    assert staged_tables(place) == 0
-
-
-def test_a_run_during_a_transformation_is_noticed_and_compared_anew(
-    make_project: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    project, place = make_project(pipelines=transformed(), databases=2)
-    place.source.execute(*CREATE, FILL)
-    project.run("orders")
-    real = context_module.reading
-    ran: list[int] = []
-
-    def run_first(*arguments: Any) -> Any:
-        # The run reads as well.
-        monkeypatch.setattr(context_module, "reading", real)
-        place.source.execute("UPDATE orders SET total = 5, updated_at = now() WHERE id < 3")
-        ran.append(project.run("orders").rows)
-        return real(*arguments)
+        return real_send(*arguments, **options)
 
     monkeypatch.setattr(context_module, "reading", run_first)
-    found = verify(project)
+    monkeypatch.setattr(verify_transformed, "send_left_out", sweep_first)
+    assert sums(verify(project)) == (Verdict.EQUAL, 9, 0)
     assert ran == [2]
-    assert (found.verdict, found.source_rows, found.not_yet_loaded) == (Verdict.EQUAL, 9, 0)
+    assert swept[0] > 0
+
+    place.target.execute("UPDATE raw.orders SET double = 1 WHERE id = 5")
+    place.source.execute("DELETE FROM orders WHERE id = 6")
+    found = project.verify("orders", repair=True)
+    assert found.used_spark
+    assert found.verdict is Verdict.EQUAL
+    assert found.repair is not None
+    was = found.repair.difference
+    assert was is not None
+    assert (was.different_keys, was.extra_keys, was.missing) == (("(5)",), ("(6)",), 0)
+    rows = place.target.execute("SELECT id, double::int FROM raw.orders ORDER BY id")
+    assert rows == [(1, 10), (2, 10), *((n, 2 * n) for n in (4, 5, 7, 8, 9, 10))]
+    staged = "SELECT count(*) FROM pg_class WHERE relname ~ '^stg_'"
+    assert place.target.value(staged) == 0
+
+    place.source.execute("ALTER TABLE orders ADD note text")
+    with pytest.raises(DestinationError) as raised:
+        verify(project)
+    told = raised.value.message
+    place.source.execute("UPDATE orders SET updated_at = now()")
+    (note,) = project.run("orders").outcome.notes
+    assert told == f"the source of raw.orders changed since the last load: {note}"
+    assert verify(project).intact
 
 
-def declared(more: str, *, cursor: bool = True) -> str:
-    text = transformed(more=more)
-    return text if cursor else text.replace(', cursor="updated_at"', "")
+def test_changed_keys_and_no_rows_at_all_are_compared(make_project: MakeProject) -> None:
+    project, place = loaded(make_project, OTHERS)
+    place.source.execute("UPDATE orders SET total = 50, updated_at = now() WHERE id = 2")
+    assert sums(verify(project, "moved")) == (Verdict.EQUAL, 9, 1)
+    found = verify(project, "none")
+    assert (found.verdict, found.source_rows, found.target_rows) == (Verdict.EQUAL, 0, 0)
 
 
 def test_a_replaced_table_is_transformed_whole_and_a_changed_source_is_told_apart(
-    make_project: Any,
+    make_project: MakeProject,
 ) -> None:
-    pipelines = declared(', mode="replace"', cursor=False)
-    project, place = make_project(databases=2, pipelines=pipelines)
-    place.source.execute(*CREATE, FILL)
-    project.run("orders")
-    assert (verify(project).verdict, verify(project).source_rows) == (Verdict.EQUAL, 9)
+    pipelines = doubled(more=', mode="replace"').replace(', cursor="updated_at"', "")
+    project, place = loaded(make_project, pipelines)
     place.target.execute("UPDATE raw.orders SET double = 1 WHERE id = 5")
     assert difference(verify(project)).different_keys == ("(5)",)
     place.source.execute("DELETE FROM orders WHERE id = 6")
@@ -141,25 +137,57 @@ def test_a_replaced_table_is_transformed_whole_and_a_changed_source_is_told_apar
     assert (found.verdict, found.intact) == (Verdict.CHANGED, False)
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("key", [True, False])
 def test_transformed_rows_that_are_appended_are_compared_by_their_mode(
-    make_project: Any, key: bool
+    make_project: MakeProject, key: bool
 ) -> None:
     more = ', mode="append"' + (', key="id"' if key else "")
     more += ', checks={"no_four": "id <> 4"}, reject_limit=1.0'
-    project, place = make_project(databases=2, pipelines=declared(more))
-    place.source.execute(*CREATE, FILL)
-    project.run("orders")
+    project, place = loaded(make_project, doubled(more=more))
     change = "UPDATE orders SET total = 50, updated_at = '2026-02-01' WHERE id = 2"
     place.source.execute(change)
     project.run("orders")
     place.source.execute("INSERT INTO orders VALUES (11, 1)")
     found = verify(project)
-    assert (found.verdict, found.rejected, found.not_yet_loaded) == (Verdict.EQUAL, 1, 1)
-    assert found.source_rows == (8 if key else 9)
+    assert sums(found) == (Verdict.EQUAL, 8 if key else 9, 1)
+    assert found.rejected == 1
     table = "raw.orders_raw" if key else "raw.orders"
     place.target.execute(
         f"DELETE FROM {table} WHERE id = 7", f"UPDATE {table} SET double = 1 WHERE id = 8"
     )
     wrong = difference(verify(project))
     assert (wrong.missing, wrong.different) == ((1, 1) if key else (2, 0))
+
+
+def test_why_runs_a_transformation_on_one_row_only_when_that_is_asked_for(
+    make_project: MakeProject,
+) -> None:
+    project, place = loaded(make_project, doubled(more=', where="id <> 9"'))
+    before = contents(place.source, place.target)
+    cold = place.open()
+    there, dropped = cold.why("orders", id=5), cold.why("orders", id=3)
+    assert cold.context.spark.started is False
+    assert (there.reason, there.differences) == (Reason.LOADED, ())
+    assert there.target_row is not None
+    assert there.target_row["double"] == "10.00"
+    assert there.carrier is not None
+    assert there.carrier.reason == "load range"
+    assert dropped.reason is Reason.MAYBE_TRANSFORMED
+    assert "--run-transform" in str(dropped.hint)
+    assert cold.why("orders", id=9).reason is Reason.FILTERED
+
+    assert project.why("orders", id=5, run_transform=True).reason is Reason.EQUAL
+    assert project.why("orders", id=3, run_transform=True).reason is Reason.TRANSFORMED
+    assert project.why("orders", id=9, run_transform=True).reason is Reason.FILTERED
+    assert contents(place.source, place.target) == before
+    place.target.execute(
+        "UPDATE raw.orders SET double = 1 WHERE id = 5", "DELETE FROM raw.orders WHERE id = 6"
+    )
+    edited = project.why("orders", id=5, run_transform=True)
+    assert edited.reason is Reason.CHANGED_UNSEEN
+    assert edited.differences == (ColumnDifference("double", "10.00", "1.00"),)
+    assert project.why("orders", id=6, run_transform=True).reason is Reason.LATE
+    assert project.why("orders", id=6).reason is Reason.MAYBE_TRANSFORMED
+    place.source.execute("UPDATE orders SET total = 7, updated_at = '2026-02-01' WHERE id = 7")
+    assert project.why("orders", id=7).reason is Reason.CHANGED

@@ -16,7 +16,7 @@ def test_a_worker_starts_with_everything_imported_from_where_it_is_installed(
         import sys
 
         return (
-            sys.modules["__main__"].__spec__.name,
+            getattr(sys.modules["__main__"].__spec__, "name", ""),
             sys.modules["pyspark"].__file__ or "",
             {"pandas", "pyarrow", "tidegate.spark.copying"} <= set(sys.modules),
         )

@@ -73,9 +73,16 @@ class FreshDatabases:
         return f"{_KEPT if self.keep else _SCRATCH}_{identifier}"
 
     def _drop(self, name: str) -> None:
+        """FORCE would be refused while a server process of another role, as autovacuum's, is there.
+
+        Without it the server ends those itself, and waits for all.
+        """
         self._admin.execute(
-            sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+            " WHERE datname = %s AND usename = current_user",
+            (name,),
         )
+        self._admin.execute(sql.SQL("DROP DATABASE IF EXISTS {}").format(sql.Identifier(name)))
         shutil.rmtree(self.folder(name), ignore_errors=True)
 
     def _sweep(self) -> None:
