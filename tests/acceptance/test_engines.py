@@ -21,6 +21,7 @@ from acceptance.thrift_server import ThriftServer
 from conftest import MakeDatabase
 from databases import Databases
 from integration.conftest import MakePlace, Place
+from integration.shared_places import shared_places
 from tidegate.errors import ConnectionFailed, DestinationError
 from tidegate.insight.doctor_engine import check_engine
 from tidegate.lake.thrift_engine import ThriftEngine
@@ -42,15 +43,8 @@ def known_place(
     server: EmbeddedServer, kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Place]:
     """A project whose catalog the Thrift server was started with."""
-    names: list[str] = []
-
-    def make(name_hint: str = "db") -> str:
-        names.append(kept_databases.make(name_hint))
-        return server.conninfo(names[-1])
-
-    yield engine_place(MakePlace(make, tmp_path_factory.mktemp("known")))
-    server.start()
-    kept_databases.give_back(*names)
+    with shared_places(server, kept_databases, tmp_path_factory.mktemp("known")) as make_place:
+        yield engine_place(make_place)
 
 
 @pytest.fixture(scope="module")

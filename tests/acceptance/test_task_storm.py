@@ -8,6 +8,7 @@ import signal
 import time
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
+from typing import Any
 
 import psycopg
 import pytest
@@ -354,7 +355,7 @@ _UNFINISHED = "SELECT count(*) FROM tidegate_control.job_queue"
 _TOPS_MARKED = "SELECT count(*) FROM tidegate_control.task_markers WHERE name LIKE 'wave%'"
 
 
-def _rows(conninfo: str, query: str) -> list[tuple[object, ...]]:
+def _rows(conninfo: str, query: str) -> list[tuple[Any, ...]]:
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("SET TimeZone = 'UTC'")
         return connection.execute(query).fetchall()  # type: ignore[arg-type]

@@ -171,7 +171,7 @@ class MergeConformance(DestinationConformance):
         assert load(harness, (1, 1), (1, 3)).changed == 1
         assert harness.rows() == [(1, 1), (1, 2), (1, 3)]
 
-    def test_a_key_twice_is_refused_by_name_or_its_newest_row_is_kept_when_asked_for(
+    def test_a_key_twice_is_refused_or_its_newest_row_is_kept(
         self, make_harness: MakeHarness
     ) -> None:
         harness = make_harness(unique=False)

@@ -15,6 +15,7 @@ import pytest
 
 from databases import Databases
 from integration.conftest import MakePlace
+from integration.shared_places import shared_places
 from tidegate.control.cancels import Cancels
 from tidegate.control.dead import DeadAttempt, DeadAttempts
 from tidegate.control.job_records import JobRecord, JobRecords
@@ -269,27 +270,12 @@ def store(opened: Store) -> Store:
     return opened
 
 
-@contextmanager
-def _lasting(
-    server: EmbeddedServer, databases: Databases, folders: pytest.TempPathFactory
-) -> Iterator[MakePlace]:
-    """A maker of projects whose databases are given back at the end of the block."""
-    names: list[str] = []
-
-    def make(name_hint: str = "db", *, control: bool = False) -> str:
-        names.append(databases.make(name_hint, control=control))
-        return server.conninfo(names[-1])
-
-    yield MakePlace(make, folders.mktemp("places"))
-    databases.give_back(*names)
-
-
 @pytest.fixture(scope="module")
 def places(
     server: EmbeddedServer, kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[MakePlace]:
     """A maker of projects that all tests of a module share."""
-    with _lasting(server, kept_databases, tmp_path_factory) as made:
+    with shared_places(server, kept_databases, tmp_path_factory.mktemp("places")) as made:
         yield made
 
 
@@ -301,7 +287,7 @@ def shared(opening: Callable[[MakePlace], AbstractContextManager[Store]]) -> tup
         server: EmbeddedServer, kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
     ) -> Iterator[Store]:
         with (
-            _lasting(server, kept_databases, tmp_path_factory) as places,
+            shared_places(server, kept_databases, tmp_path_factory.mktemp("places")) as places,
             opening(places) as made,
         ):
             yield made

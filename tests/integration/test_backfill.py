@@ -137,6 +137,7 @@ def test_every_type_of_cursor_can_be_cut(make: Make) -> None:
     assert project.verify("date").verdict is Verdict.EQUAL
 
 
+@pytest.mark.chaos
 def test_append_with_a_key_gets_what_is_missing_once(make: Make) -> None:
     project, place = loaded(make, sync={"mode": "append", "key": ["id"]})
     late(place)

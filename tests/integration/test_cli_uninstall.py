@@ -310,6 +310,7 @@ def test_what_cannot_be_searched_is_named_and_the_control_plane_may_go_alone(
     assert "cannot connect" in done.document["not_searched"]["gone"]
 
 
+@pytest.mark.chaos
 def test_after_it_a_run_starts_from_nothing_and_a_filled_table_takes_it(
     make_place: MakePlace,
 ) -> None:

@@ -19,10 +19,10 @@ __all__ = ["make"]
     "declared",
     [
         ORDERS,
-        {**ORDERS, "mode": "append", "key": ["id"]},
+        pytest.param({**ORDERS, "mode": "append", "key": ["id"]}, marks=pytest.mark.chaos),
         orders_sync(changes="snapshot"),
         orders_sync(),
-        orders_sync(deletes="soft"),
+        pytest.param(orders_sync(deletes="soft"), marks=pytest.mark.chaos),
     ],
     ids=["cursor", "versions", "snapshot", "cdc", "soft"],
 )

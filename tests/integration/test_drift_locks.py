@@ -146,7 +146,7 @@ def test_a_view_is_locked_before_its_table_as_its_readers_do(database: Database)
         changing.start()
         seen = None
         while changing.is_alive() and seen is None:
-            seen = watcher.execute(held).fetchone()  # type: ignore[arg-type]
+            seen = watcher.execute(held).fetchone()
         reader.rollback()
     changing.join()
     assert seen == (True,)
@@ -164,7 +164,7 @@ def test_a_role_that_does_not_own_the_target_is_told_what_to_run(database: Datab
 
     def connect(application: str) -> Connection:
         session = open_session(database.conninfo, application)
-        session.execute(f"SET ROLE {role}")  # type: ignore[arg-type]
+        session.execute(f"SET ROLE {role}")
         return session
 
     try:

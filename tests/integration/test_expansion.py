@@ -314,9 +314,9 @@ def test_a_table_stays_with_what_it_was_loaded_with(make_place: MakePlace) -> No
             refuse_changed(watermark, resolve_source(session, sync), sync)
         # What can no longer be loaded as before is refused with the ways out.
         watermark = project.watermark("shop.changed").get()
-        source = resolve_source(session, changed)
+        resolved = resolve_source(session, changed)
         with pytest.raises(DeclarationError, match="its cursor was gone and is now") as raised:
-            refuse_changed(watermark, source, changed)
+            refuse_changed(watermark, resolved, changed)
         assert "tidegate run shop.changed --full-refresh" in str(raised.value.hint)
         assert "declare it on its own" in str(raised.value.hint)
         # A full refresh takes what would be proposed today.

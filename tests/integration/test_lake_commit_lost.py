@@ -150,7 +150,7 @@ def test_a_commit_whose_answer_is_lost_is_neither_assumed_nor_made_twice(
     ("mode", "external"),
     [
         (Mode.APPEND, True),
-        (Mode.MERGE, False),
+        pytest.param(Mode.MERGE, False, marks=pytest.mark.chaos),
         pytest.param(Mode.APPEND, False, marks=pytest.mark.chaos),
         pytest.param(Mode.MERGE, True, marks=pytest.mark.chaos),
     ],

@@ -11,6 +11,7 @@ import pytest
 
 from integration.destination_conformance import (
     DeletesConformance,
+    DestinationConformance,
     MergeConformance,
     ProtocolConformance,
     RowsConformance,
@@ -28,8 +29,13 @@ from tidegate.model.rules import Mode, RemovalLimit, Rules
 __all__ = ["lake", "shared"]
 
 
-class TestMerge(MergeConformance):
-    """merge keeps the contract."""
+class TestMerge(DestinationConformance):
+    """merge keeps the contract; its other keys are for make chaos."""
+
+    test_newest = (
+        MergeConformance.test_rows_replace_others_unless_they_are_older_and_a_full_batch_is_all
+    )
+    test_twice = MergeConformance.test_a_key_twice_is_refused_or_its_newest_row_is_kept
 
     @pytest.fixture
     def make_harness(self, lake: Lake) -> MakeHarness:
@@ -100,12 +106,12 @@ class TestAllDeletes(DeletesConformance):
 
 
 @pytest.mark.chaos
-class TestReplaceAsMerge(MergeConformance):
-    """replace with a key keeps the contract of merge."""
+class TestKeys(MergeConformance):
+    """merge, and replace with a key, keep the contract of merge for every kind of key."""
 
-    @pytest.fixture
-    def make_harness(self, lake: Lake) -> MakeHarness:
-        return maker(lake, Mode.REPLACE)
+    @pytest.fixture(params=[Mode.MERGE, Mode.REPLACE])
+    def make_harness(self, lake: Lake, request: pytest.FixtureRequest) -> MakeHarness:
+        return maker(lake, request.param)
 
 
 @pytest.mark.parametrize("ended", [False, True])

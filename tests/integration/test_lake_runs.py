@@ -92,7 +92,7 @@ def test_the_tables_of_a_group_are_planned_loaded_by_a_worker_and_removed(
     done = tidegate(place.folder, "run", "shop", "--queue")
     assert done.code == DONE, done
     project = place.open(warm_spark)
-    project.worker(burst=True).run()
+    project.worker(burst=True, concurrency=1).run()
     jobs = tidegate(place.folder, "job", "list", "--json").document["jobs"]
     assert {(one["name"], one["status"]) for one in jobs} == {
         ("shop.orders", JobStatus.DONE),

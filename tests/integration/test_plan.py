@@ -39,6 +39,7 @@ def test_planning_writes_nothing_and_knows_what_a_run_would_do(make_project: Mak
         "merge",
     )
     assert (plan.key.columns, plan.key.declared, plan.key.proven) == (("id",), False, True)
+    assert plan.cursor is not None
     assert (plan.cursor.name, plan.cursor.indexed) == ("updated_at", True)
     assert (plan.watermark, plan.generation, plan.version) == (None, 0, 0)
     assert (plan.rows, plan.rows_are_exact, plan.batches) == (10, True, 1)
@@ -125,6 +126,7 @@ def test_the_guarantee_follows_from_who_stamps_the_cursor(make_place: MakePlace)
         assert plan.guarantee is guarantee, name
         assert words in plan.because
         assert any(late in text for text in plan.warnings) is (guarantee is BOUNDED), name
+        assert plan.cursor is not None
         assert plan.cursor.indexed is False
         assert any("leads with at" in text for text in plan.warnings)
     # A lookback is named where the guarantee rests on it.
@@ -195,6 +197,7 @@ def test_a_holder_of_the_lock_is_told_from_a_dead_one(make_project: MakeProject)
         Workers(plane).register(session, worker, "test")
         request = JobRequest("shop", "sync", "orders", resource)
         job_id = jobs.submit(control, request, "test").job_id
+        assert job_id is not None
         pending = plan_one(place.open()).lock
         assert jobs.claim(control, worker.worker_id, job_id, lease_seconds=60) is not None
         held = plan_one(place.open()).lock

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +13,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from psycopg import sql
 
 from databases import Databases
 from integration.cached_lakes import (
@@ -25,11 +28,13 @@ from integration.cached_lakes import (
     small_files,
 )
 from integration.commands import DONE, tidegate
-from integration.conftest import Place
+from integration.conftest import MakePlace, Place
 from integration.shared_places import shared_places
 from tidegate.control.jobs import Jobs
 from tidegate.control.maintenance import MaintenanceJobs
 from tidegate.control.workers import Worker, Workers
+from tidegate.insight.following import wait_for_end
+from tidegate.insight.tables import find_table
 from tidegate.model.job import MAINTENANCE, Claim, JobStatus, LockAt, Submitted
 from tidegate.model.maintenance import Action, Order, RewriteDataFiles
 from tidegate.model.recommendation import LastRun
@@ -38,7 +43,7 @@ from tidegate.postgres.connect import Connection
 from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.project import Project
 from tidegate.runtime.maintaining import record_dry_run, submit_maintenance, table_holder
-from tidegate.runtime.policy_loop import PolicyKeeper, Queued
+from tidegate.runtime.policy_loop import ACTOR, PolicyKeeper, Queued
 
 AUTOMATIC = """
 [maintenance]
@@ -270,3 +275,31 @@ def test_a_sweeper_refreshes_and_queues_by_itself(place: Place) -> None:
     assert done.document["tables"]["read"] == 2
     ((name, status, *_),) = jobs(place)
     assert (name, status) == ("lake:raw.orders", "pending")
+
+
+@pytest.mark.chaos
+def test_up_looks_after_a_lake_by_itself(make_place: MakePlace) -> None:
+    """Nobody does anything: a sweeper sees the table, a worker maintains it."""
+    place = cared_place(make_place, AUTOMATIC + '\n[spark]\nmaster = "local[1]"\n')
+    small_files(place, ORDERS)
+    with opened(place) as (project, control):
+        channel = project.context.plane.channel("jobs")
+        control.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+        up = subprocess.Popen(
+            [sys.executable, "-m", "tidegate", "up", "--project", str(place.folder)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            assert next(control.notifies(timeout=120), None) is not None
+            job_id = place.control.value("SELECT job_id FROM tidegate_control.jobs")
+            record = wait_for_end(project.context, job_id, 240)
+            assert record.status is JobStatus.DONE, record.error
+            assert record.submitted_by == ACTOR
+        finally:
+            up.terminate()
+            up.wait(30)
+        refresh(place)
+        table = find_table(project.context, control, "raw", "orders")
+        assert table.facts is not None
+        assert table.facts.data.files == 1

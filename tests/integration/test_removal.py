@@ -100,8 +100,17 @@ SWALLOW = (
 )
 
 
-@pytest.mark.parametrize(("mode", "key"), MODES)
-@pytest.mark.parametrize("kind", [BatchKind.RANGE, pytest.param(BatchKind.FULL, marks=RARE)])
+@pytest.mark.parametrize(
+    ("mode", "key", "kind"),
+    [
+        (Mode.MERGE, "id", BatchKind.RANGE),
+        (Mode.REPLACE, "", BatchKind.FULL),
+        pytest.param(Mode.MERGE, "id", BatchKind.FULL, marks=RARE),
+        pytest.param(Mode.DELETE_INSERT, "id", BatchKind.RANGE, marks=RARE),
+        pytest.param(Mode.APPEND, "id", BatchKind.RANGE, marks=RARE),
+        pytest.param(Mode.APPEND, "", BatchKind.FULL, marks=RARE),
+    ],
+)
 def test_rows_that_a_trigger_swallows_are_said(
     shared: Database, mode: Mode, key: str, kind: BatchKind
 ) -> None:

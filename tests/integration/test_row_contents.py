@@ -89,7 +89,8 @@ def transformed(place: Database, statement: str) -> None:
     def transform(frame: Any) -> Any:
         return int(f"{SECRET} of {frame}")
 
-    apply_transform(transform, "a frame", "orders")
+    frame: Any = "a frame"
+    apply_transform(transform, frame, "orders")
 
 
 def test_rows_that_fail_show_in_the_log_of_the_machine_alone(bench: Bench) -> None:

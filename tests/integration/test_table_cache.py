@@ -250,7 +250,18 @@ def test_a_warehouse_of_folders_that_is_not_there_has_lost_no_table(
     assert refresh(other) == Refreshed(catalogs=1, read=1)
     away = warehouse.rename(tmp_path / "away")
     assert refresh(other) == Refreshed(failed=1)
-    assert names(other) == ["lake:raw.orders"]
+    with opened(other) as (project, control):
+        listing = list_tables(project.context, control)
+        (found,), (catalog,) = listing.tables, listing.catalogs
+    assert str(found.target) == "lake:raw.orders"
+    assert found.facts is not None
+    assert found.is_stale
+    assert catalog.error is not None
+    assert found.as_of == found.stale_since
+    assert catalog.refreshed_at == catalog.stale_since
+    assert catalog.tried_at is not None
+    assert catalog.refreshed_at is not None
+    assert catalog.tried_at > catalog.refreshed_at
     away.rename(warehouse)
     assert refresh(other) == Refreshed(catalogs=1, read=1)
 

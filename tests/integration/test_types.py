@@ -30,10 +30,10 @@ def fill(place: Place, seed: int, kinds: list[Kind], *, through_spark: bool) -> 
         session.execute(
             "CREATE TABLE t (c int PRIMARY KEY, i bigint GENERATED ALWAYS AS IDENTITY,"
             f" g numeric GENERATED ALWAYS AS (c * 1.50) STORED,"
-            f" v text GENERATED ALWAYS AS (upper('ü' || c)) VIRTUAL, {columns})"  # type: ignore[arg-type]
+            f" v text GENERATED ALWAYS AS (upper('ü' || c)) VIRTUAL, {columns})"
         )
         session.cursor().executemany(
-            f"INSERT INTO t OVERRIDING USER VALUE VALUES (%s, 0, DEFAULT, DEFAULT, {casts})",  # type: ignore[arg-type]
+            f"INSERT INTO t OVERRIDING USER VALUE VALUES (%s, 0, DEFAULT, DEFAULT, {casts})",
             [[number, *row] for number, row in enumerate(zip(*values, strict=True))],
         )
 
@@ -69,7 +69,7 @@ def differences(place: Place, kinds: list[Kind]) -> list[str]:
                 # Postgres packs one that it received otherwise than one that was typed.
                 same = "(s.{0} = g.{0} OR num_nulls(s.{0}, g.{0}) = 2)"
             rows = session.execute(
-                f"SELECT c, s.{name}::text, g.{name}::text FROM public.t s"  # type: ignore[arg-type]
+                f"SELECT c, s.{name}::text, g.{name}::text FROM public.t s"
                 " FULL JOIN raw.t g USING (c)"
                 f" WHERE ({same.format(name, types[name])}) IS NOT TRUE"
                 f" OR s.{name}::text IS DISTINCT FROM g.{name}::text ORDER BY c LIMIT 3"

@@ -168,6 +168,7 @@ def test_databases_of_different_encodings_agree(make: Make, server: Any) -> None
             connection.execute(drop)
 
 
+@pytest.mark.chaos
 def test_rows_without_a_cursor_follow_their_policy(make: Make) -> None:
     syncs = [
         {**ORDERS, "name": policy, "null_cursor": policy, "target": f"warehouse:raw.{policy}"}

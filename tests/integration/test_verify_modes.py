@@ -35,6 +35,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "null_cursor": "raise",
     },
 }
+TWICE = ("delete_insert", "versions")
 
 
 def seed(place: Place, *, key: bool = True) -> None:
@@ -82,10 +83,12 @@ def test_each_way_to_load_is_equal_until_somebody_touches_the_target(make: Make)
     project, place = several(make, **WAYS)
     seed(place)
     run_all(project)
-    change = f"UPDATE orders SET name = 'x', updated_at = {STAMP.format(9)} WHERE id = 2"
-    place.source.execute(change)
-    run_all(project)
-    for way in WAYS:
+    # Those that keep or replace rows by key load a change as well.
+    for way in (*sorted(WAYS.keys() - set(TWICE)), *TWICE):
+        if way in TWICE:
+            change = f"UPDATE orders SET name = 'x', updated_at = {STAMP.format(9)} WHERE id = 2"
+            place.source.execute(change)
+            project.run(way)
         found = verify(project, way)
         rows = 5 if way == "some" else 6
         assert sums(found) == (Verdict.EQUAL, rows, rows), way
