@@ -198,7 +198,7 @@ BREAKS = (
     Break("a commit to the catalog does not hold the fence",
           "src/tidegate/sql/ledger/lake_catalog.sql", "WHERE attempt_id = attempt FOR SHARE;",
           "WHERE attempt_id = attempt;",
-          "tests/integration/test_lake_trigger.py -k raised_during_a_commit"),
+          "tests/integration/test_lake_races.py -k raised_during_a_commit"),
     # What is read, and what may be loaded
     Break("a table that got other files before it was locked is read",
           "src/tidegate/sources/reading.py",

@@ -32,7 +32,7 @@ from tidegate.settings import load_settings
 __all__ = ["make_cdc"]
 
 ITEMS = orders_sync(name="items", source="shop:public.items", target="warehouse:raw.items")
-MORE_LOG = "SELECT pg_logical_emit_message(false, 'busy', repeat('x', {} << 19))"
+MORE_LOG = "SELECT pg_logical_emit_message(false, 'busy', repeat('x', {} << 19), true)"
 
 
 def document(place: Place, *arguments: str) -> Any:

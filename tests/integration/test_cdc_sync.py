@@ -245,7 +245,9 @@ def test_a_group_reads_all_of_its_tables_by_one_slot(make_cdc: Make) -> None:
 def test_a_quiet_table_does_not_make_its_server_keep_the_log(make_cdc: Make) -> None:
     project, place = loaded_orders(make_cdc)
     first = slot_of(place.source)[1]
-    place.source.execute("SELECT pg_logical_emit_message(false, 'busy', repeat('x', 17 << 20))")
+    place.source.execute(
+        "SELECT pg_logical_emit_message(false, 'busy', repeat('x', 17 << 20), true)"
+    )
 
     report = project.run("orders")
 

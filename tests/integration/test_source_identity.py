@@ -294,9 +294,9 @@ def test_a_server_that_does_not_tell_its_changes(
         source.execute(
             "ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'",
             "SELECT pg_reload_conf()",
-            "SELECT pg_logical_emit_message(false, 'busy', repeat('x', 17 << 20))",
+            "SELECT pg_logical_emit_message(false, 'busy', repeat('x', 17 << 20), true)",
             "SELECT pg_switch_wal()",
-            "SELECT pg_logical_emit_message(false, 'busy', repeat('x', 17 << 20))",
+            "SELECT pg_logical_emit_message(false, 'busy', repeat('x', 17 << 20), true)",
             "CHECKPOINT",
             "DELETE FROM orders WHERE id = 1",
         )
