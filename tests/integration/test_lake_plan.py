@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 
 import pyarrow as pa
 import pytest
 
+import forked
 from integration.commands import BUSY, DONE, USAGE, Done
 from integration.conftest import MakePlace, Place
 from integration.filled_lakes import (
@@ -218,6 +221,18 @@ def test_from_the_highest_value_it_goes_on_below_it(place: Place) -> None:
     assert move.reason == f"adopted from the target's highest updated_at, {FIFTH}"
     (found,) = tidegate(place.folder, "status", "--json").document["syncs"]
     assert (found["state"], found["watermark"]) == ("adopted", FOURTH)
+    assert "has a watermark already" in refused(place)
+
+
+def test_killed_it_is_recorded_whole_or_not_at_all(place: Place) -> None:
+    fill_table(place, orders(range(1, 6)))
+    for point, kept in (("adopt.moved", []), ("adopt.committed", [(FOURTH, 1, 5)])):
+        armed = {**os.environ, "TIDEGATE_FAILPOINT": f"{point}=kill"}
+        done = forked.run(
+            "adopt", "orders", "--from-target-max", folder=place.folder, environment=armed
+        )
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert state(place) == kept, point
     assert "has a watermark already" in refused(place)
 
 
