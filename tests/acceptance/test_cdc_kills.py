@@ -98,29 +98,16 @@ def test_killed_at_every_point_of_copies_and_of_runs_of_changes(
     scene.assert_swept()
 
 
-@pytest.mark.parametrize(
-    "points",
-    [
-        ("branch.forwarded",),
-        pytest.param(
-            ("changes.landed", "branch.staged", "branch.forwarded"), marks=pytest.mark.chaos
-        ),
-    ],
-    ids=["after main has moved", "on all the way"],
-)
-def test_killed_on_the_way_into_a_lake(make_scene: MakeScene, points: tuple[str, ...]) -> None:
+@pytest.mark.chaos
+def test_killed_on_the_way_into_a_lake(make_scene: MakeScene) -> None:
     scene = make_scene(2, sync=CDC, lake=True)
-    if points == ("branch.forwarded",):
-        scene.run()
-        kill_each(scene, points)
-    else:
-        kill_each(scene, ("branch.forwarded",))
-        kill_each(scene, points)
-        scene.at_source("TRUNCATE public.orders")
-        scene.change(1)
-        scene.run()
-        scene.assert_exact()
-        assert_slot(scene)
+    kill_each(scene, ("branch.forwarded",))
+    kill_each(scene, ("changes.landed", "branch.staged", "branch.forwarded"))
+    scene.at_source("TRUNCATE public.orders")
+    scene.change(1)
+    scene.run()
+    scene.assert_exact()
+    assert_slot(scene)
     scene.assert_nothing_staged()
 
 

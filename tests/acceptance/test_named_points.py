@@ -96,7 +96,7 @@ def test_a_dead_spark_worker_fails_the_run_and_nothing_else(
     finish(scene)
 
 
-@pytest.mark.parametrize("databases", [1, 3])
+@pytest.mark.parametrize("databases", [1, pytest.param(3, marks=pytest.mark.chaos)])
 def test_killed_with_everything_in_one_place_or_three(
     make_scene: MakeScene, databases: int
 ) -> None:

@@ -239,11 +239,18 @@ class LakeHarness(DestinationHarness[LakeDestination]):
         row = {"id": key, "name": "external", "c": 0}
         table.append(pa.Table.from_pylist([row], schema=table.schema().as_arrow()))
 
-    def expire(self) -> None:
-        """All but the newest snapshots are forgotten; those still name their parents."""
+    def expire(self, *, by_pyiceberg: bool = False) -> None:
+        """All but the newest snapshots are forgotten; those still name their parents.
+
+        PyIceberg takes these names out as well.
+        """
         table = self.foreign()
         now = table.metadata
         kept = {ref.snapshot_id for ref in now.refs.values()}
+        if by_pyiceberg:
+            gone = [one.snapshot_id for one in now.snapshots if one.snapshot_id not in kept]
+            table.maintenance.expire_snapshots().by_ids(gone).commit()
+            return
         before = MetadataLogEntry(
             metadata_file=table.metadata_location, timestamp_ms=now.last_updated_ms
         )

@@ -59,27 +59,29 @@ def assert_healed(harness: LakeHarness) -> None:
 
 
 @pytest.mark.parametrize(
-    ("swept", "externals"),
+    ("swept", "externals", "by_pyiceberg"),
     [
-        (True, 1),
+        (True, 1, True),
         *(
-            pytest.param(*case, marks=pytest.mark.chaos)
-            for case in ((True, 0), (True, 2), (False, 0), (False, 1), (False, 2))
+            pytest.param(swept, externals, by_pyiceberg, marks=pytest.mark.chaos)
+            for swept in (True, False)
+            for externals in (0, 1, 2)
+            for by_pyiceberg in (True, False)
         ),
     ],
 )
 def test_snapshots_that_expire_before_a_load_is_recorded_hide_it_from_nobody(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch, externals: int, swept: bool
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, externals: int, swept: bool, by_pyiceberg: bool
 ) -> None:
     harness = append_harness(lake)
     crash(harness, monkeypatch, "branch.forwarded")
     assert harness.markers() == []
     if swept:
         harness.sweep()
-    harness.expire()
+    harness.expire(by_pyiceberg=by_pyiceberg)
     for _ in range(externals):
         harness.insert()
-    harness.expire()
+    harness.expire(by_pyiceberg=by_pyiceberg)
     assert_healed(harness)
 
 

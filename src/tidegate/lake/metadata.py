@@ -125,7 +125,12 @@ def _snapshot(found: Any) -> Snapshot:
         operation = found.summary.operation.value
         summary = {"operation": operation, **found.summary.additional_properties}
     return Snapshot(
-        found.snapshot_id, found.parent_snapshot_id, summary, operation, found.schema_id
+        found.snapshot_id,
+        found.parent_snapshot_id,
+        summary,
+        operation,
+        found.schema_id,
+        found.sequence_number or 0,
     )
 
 

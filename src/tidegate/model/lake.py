@@ -49,6 +49,8 @@ class Snapshot:
     summary: Mapping[str, str] = field(default_factory=dict)
     operation: str = ""
     schema_id: int | None = None
+    sequence: int = 0
+    """which commit of the table it was, from 1; 0 where that is not known"""
 
     @property
     def adds_only(self) -> bool:
@@ -198,11 +200,15 @@ class LakeTable:
         return now if number is None else self.schemas.get(number, now)
 
     def is_cut(self, ref: str = MAIN) -> bool:
-        """Whether the branch goes back to snapshots that have expired."""
+        """Whether the branch goes back to snapshots that have expired, or may do so.
+
+        Who expires snapshots may keep the name of the last one's parent, as Spark does, or remove
+        it, as PyIceberg does: then only the first commit of all is known to have none.
+        """
         oldest = None
         for oldest in self.ancestors(ref):  # noqa: B007
             pass
-        return oldest is not None and oldest.parent_id is not None
+        return oldest is not None and (oldest.parent_id is not None or oldest.sequence > 1)
 
     def holds(self, update_id: str, ref: str = MAIN) -> bool:
         """Whether a load is among what a branch is made of."""
