@@ -207,16 +207,20 @@ class Worker:
             assert handler.work is not None
             won = handler.work(claimed)
         except Exception as error:
+            for lease in self._leases(claim):
+                lease.settle()
             self._settle(claim, error)
             return
         finally:
-            for lease in self.heartbeat.leases():
-                if lease.claim is claim:
-                    self.heartbeat.drop(lease)
+            for lease in self._leases(claim):
+                self.heartbeat.drop(lease)
         self.tally.count("done" if won else "stale")
         if won:
             seconds = round(now() - began, 3)
             log.info("job_done", job=str(claim.job_id), name=claim.name, seconds=seconds)
+
+    def _leases(self, claim: Claim) -> list[Lease]:
+        return [lease for lease in self.heartbeat.leases() if lease.claim is claim]
 
     def _settle(self, claim: Claim, error: Exception) -> None:
         """What the work could not end itself, because it failed before it began, is ended here."""
