@@ -25,8 +25,8 @@ PARTS = {
     "ddl": "source_ddl",
     "service": "service_*",
     "lake": "lake_*",
-    "loads": "named_points random_kills modes_* snapshot_* refresh_* repair_* adopt_* server_crash"
-    " commit_lost publish_*",
+    "loads": "named_points random_kills modes_* snapshot_* refresh_* repair_* server_crash"
+    " publish_*",
     "cdc": "cdc_* late_*",
     "jobs": "worker_* job_* zombies cancel concurrent_runs scale_out",
     "tasks": "task_* graph_*",

@@ -96,15 +96,7 @@ def kept_databases(server: EmbeddedServer) -> Databases:
 
 
 @pytest.fixture
-def make_database(server: EmbeddedServer, kept_databases: Databases) -> Iterator[MakeDatabase]:
+def make_database(kept_databases: Databases) -> Iterator[MakeDatabase]:
     """A maker of fresh databases, which are given back after the test."""
-    names: list[str] = []
-
-    def make(name_hint: str = "db", *, control: bool = False) -> str:
-        names.append(kept_databases.make(name_hint, control=control))
-        return server.conninfo(names[-1])
-
-    yield make
-    # A test may have crashed the server; the next one needs it.
-    server.start()
-    kept_databases.give_back(*names)
+    with kept_databases.lend() as make:
+        yield make

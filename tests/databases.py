@@ -6,6 +6,8 @@ import functools
 import re
 import uuid
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 
@@ -121,6 +123,20 @@ class Databases:
         with plane.connect() as session:
             plane.migrate(session)
             TaskMonths(plane).make(session, datetime.now(UTC))
+
+    @contextmanager
+    def lend(self) -> Iterator[Callable[..., str]]:
+        """A maker of databases, which returns their conninfo; they are given back in the end."""
+        names: list[str] = []
+
+        def make(name_hint: str = "db", *, control: bool = False) -> str:
+            names.append(self.make(name_hint, control=control))
+            return self._server.conninfo(names[-1])
+
+        yield make
+        # A test may have crashed the server; the next one needs it.
+        self._server.start()
+        self.give_back(*names)
 
     def give_back(self, *names: str) -> None:
         for name in names:

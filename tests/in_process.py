@@ -6,6 +6,7 @@ rows travel through Spark is tested where that is the matter.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tidegate.model.load import StagedWrite
@@ -41,7 +42,7 @@ class NoSpark(SparkSessions):
         raise AssertionError("Spark was started")
 
 
-def install() -> None:
+def install(replace: Callable[[Any, str, Any], None] = setattr) -> None:
     """Every project that this process opens from now on copies in it, and has no Spark."""
-    context.Stager = InProcess  # type: ignore[misc]
-    context.SparkSessions = NoSpark  # type: ignore[misc]
+    replace(context, "Stager", InProcess)
+    replace(context, "SparkSessions", NoSpark)

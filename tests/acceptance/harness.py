@@ -18,7 +18,6 @@ from acceptance.lake_oracle import Lake
 from acceptance.processes import Commands, Ended, Process
 from integration import here
 from projects import EMBEDDED_LAKE, toml
-from tidegate.pipeline import context
 
 BUSY = 75
 NO_SPARK = {"master": "local[1]"}
@@ -189,8 +188,7 @@ class Scene(Commands):
         if self.spark != NO_SPARK:
             return self.start_command(*words).wait()
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(context, "Stager", in_process.InProcess)
-            patched.setattr(context, "SparkSessions", in_process.NoSpark)
+            in_process.install(patched.setattr)
             done = here.tidegate(self.folder, *words)
         return Ended(done.code, done.out, done.err)
 

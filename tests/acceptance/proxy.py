@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
@@ -14,7 +15,7 @@ _REFUSABLE = {80877103: b"N", 80877104: b"N"}  # SSLRequest, GSSENCRequest
 _SIZE = 65536
 
 
-class Listener:
+class Listener(ABC):
     """Accepts connections to a port of its own, and serves each in a thread."""
 
     def __init__(self, upstream_port: int) -> None:
@@ -38,8 +39,9 @@ class Listener:
     def _connect(self) -> socket.socket:
         return socket.create_connection((HOST, self._upstream_port))
 
+    @abstractmethod
     def _serve(self, client: socket.socket) -> None:
-        raise NotImplementedError
+        """Pass on what one client says."""
 
 
 class Cut(StrEnum):

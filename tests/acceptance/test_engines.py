@@ -27,7 +27,6 @@ from tidegate.insight.doctor_engine import check_engine
 from tidegate.lake.thrift_engine import ThriftEngine
 from tidegate.model.check import Level
 from tidegate.pipeline.maintenance_engine import engine_of
-from tidegate.postgres.embedded import EmbeddedServer
 
 LOCAL_CLUSTER = "local-cluster[2,1,1024]"
 
@@ -40,10 +39,10 @@ def place(make_database: MakeDatabase, tmp_path: Path) -> Place:
 
 @pytest.fixture(scope="module")
 def known_place(
-    server: EmbeddedServer, kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
+    kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Place]:
     """A project whose catalog the Thrift server was started with."""
-    with shared_places(server, kept_databases, tmp_path_factory.mktemp("known")) as make_place:
+    with shared_places(kept_databases, tmp_path_factory.mktemp("known")) as make_place:
         yield engine_place(make_place)
 
 

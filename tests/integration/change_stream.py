@@ -29,7 +29,6 @@ from tidegate.pipeline.load import stage_and_publish
 from tidegate.pipeline.stage import Staged
 from tidegate.pipeline.stage_landed import stage_landed
 from tidegate.postgres.catalog import describe_table
-from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.project import Project
 from tidegate.sources.postgres import PostgresSource
 from tidegate.spark.session import SparkSessions
@@ -236,14 +235,13 @@ class Streams:
 
 @contextmanager
 def shared_streams(
-    server: EmbeddedServer,
     kept: Databases,
     folder: Path,
     spark: SparkSessions | None = None,
     **options: Any,
 ) -> Iterator[Streams]:
     """Streams for all tests of a module."""
-    with shared_places(server, kept, folder) as make_place:
+    with shared_places(kept, folder) as make_place:
         place = make_place(databases=2, **options)
         streams = Streams(place, place.open(spark))
         try:

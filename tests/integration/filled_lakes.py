@@ -26,11 +26,11 @@ from pyiceberg.table.update import update_table_metadata
 
 from databases import Databases
 from integration.conftest import Database, MakePlace, Place
+from integration.shared_places import shared_places
 from tidegate.lake.catalog import Catalog
 from tidegate.lake.metadata import read_table
 from tidegate.model.lake import LakeTable
 from tidegate.model.relation import Endpoint, Relation
-from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.project import Project
 from tidegate.runtime.hold import hold_table
 
@@ -47,17 +47,11 @@ COLUMNS = pa.schema(
 
 @pytest.fixture(scope="module")
 def make_shared(
-    server: EmbeddedServer, kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
+    kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[MakePlace]:
     """A maker of projects that all tests of a module share."""
-    names: list[str] = []
-
-    def make(name_hint: str = "db", *, control: bool = False) -> str:
-        names.append(kept_databases.make(name_hint, control=control))
-        return server.conninfo(names[-1])
-
-    yield MakePlace(make, tmp_path_factory.mktemp("shared"))
-    kept_databases.give_back(*names)
+    with shared_places(kept_databases, tmp_path_factory.mktemp("shared")) as places:
+        yield places
 
 
 def lake_place(

@@ -272,10 +272,10 @@ def store(opened: Store) -> Store:
 
 @pytest.fixture(scope="module")
 def places(
-    server: EmbeddedServer, kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
+    kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[MakePlace]:
     """A maker of projects that all tests of a module share."""
-    with shared_places(server, kept_databases, tmp_path_factory.mktemp("places")) as made:
+    with shared_places(kept_databases, tmp_path_factory.mktemp("places")) as made:
         yield made
 
 
@@ -284,10 +284,10 @@ def shared(opening: Callable[[MakePlace], AbstractContextManager[Store]]) -> tup
 
     @pytest.fixture(scope="module")
     def opened(
-        server: EmbeddedServer, kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
+        kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
     ) -> Iterator[Store]:
         with (
-            shared_places(server, kept_databases, tmp_path_factory.mktemp("places")) as places,
+            shared_places(kept_databases, tmp_path_factory.mktemp("places")) as places,
             opening(places) as made,
         ):
             yield made

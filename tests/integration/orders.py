@@ -15,7 +15,6 @@ from integration.conftest import MakePlace
 from integration.shared_places import shared_places
 from tidegate.model.plan import ProjectPlan, SyncPlan
 from tidegate.pipeline.plan import plan_project
-from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.project import Project
 
 ORDERS = {"source": "shop:public.orders", "target": "warehouse:raw.orders", "cursor": "updated_at"}
@@ -32,10 +31,10 @@ FILL = (
 
 @pytest.fixture(scope="module")
 def places(
-    server: EmbeddedServer, kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
+    kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[MakePlace]:
     """A maker of projects whose databases live as long as the module's tests."""
-    with shared_places(server, kept_databases, tmp_path_factory.mktemp("places")) as make:
+    with shared_places(kept_databases, tmp_path_factory.mktemp("places")) as make:
         yield make
 
 

@@ -8,19 +8,10 @@ from pathlib import Path
 
 from databases import Databases
 from integration.conftest import MakePlace
-from tidegate.postgres.embedded import EmbeddedServer
 
 
 @contextmanager
-def shared_places(server: EmbeddedServer, kept: Databases, folder: Path) -> Iterator[MakePlace]:
+def shared_places(kept: Databases, folder: Path) -> Iterator[MakePlace]:
     """A maker of places whose databases are given back in the end."""
-    names: list[str] = []
-
-    def make(name_hint: str = "db", *, control: bool = False) -> str:
-        names.append(kept.make(name_hint, control=control))
-        return server.conninfo(names[-1])
-
-    try:
+    with kept.lend() as make:
         yield MakePlace(make, folder)
-    finally:
-        kept.give_back(*names)

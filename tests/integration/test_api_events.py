@@ -27,7 +27,6 @@ from tidegate.model.access import Scope
 from tidegate.model.relation import Relation
 from tidegate.pipeline import event_intake
 from tidegate.pipeline.event_intake import copy_in, take_in
-from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.project import Project
 
 JSON = {"Content-Type": "application/json"}
@@ -42,10 +41,8 @@ GOOD: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def shared(
-    server: EmbeddedServer, kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Place]:
-    with shared_places(server, kept_databases, tmp_path_factory.mktemp("events")) as make:
+def shared(kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with shared_places(kept_databases, tmp_path_factory.mktemp("events")) as make:
         yield event_place(make, serve={"max_request": "64KB"})
 
 

@@ -25,7 +25,6 @@ from integration.served import make_token, problem, serving
 from integration.shared_places import shared_places
 from tidegate.api import bodies, connections, door
 from tidegate.model.access import Scope
-from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.project import Project
 
 HOST = b"Host: localhost\r\n"
@@ -72,7 +71,7 @@ class Attacked:
 
 @pytest.fixture(scope="module")
 def attacked(
-    server: EmbeddedServer, kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
+    kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Attacked]:
     """One service for all, whose patience is short."""
     serve = {
@@ -83,7 +82,7 @@ def attacked(
     }
     with ExitStack() as stack:
         folder = tmp_path_factory.mktemp("attacked")
-        make_place = stack.enter_context(shared_places(server, kept_databases, folder))
+        make_place = stack.enter_context(shared_places(kept_databases, folder))
         place = event_place(make_place, serve=serve)
         short = stack.enter_context(pytest.MonkeyPatch.context())
         short.setattr(connections, "REQUEST_SECONDS", SECONDS)

@@ -19,7 +19,6 @@ from integration.cached_lakes import ORDERS, cared_place, refresh, small_files
 from integration.raw_events import write_model
 from integration.served import serving
 from integration.shared_places import shared_places
-from tidegate.postgres.embedded import EmbeddedServer
 
 DOCUMENT = json.loads((Path(__file__).parents[2] / "docs" / "openapi.json").read_text("utf-8"))
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
@@ -36,10 +35,10 @@ HERE = {"db": "raw", "table": "orders"}
 
 @pytest.fixture(scope="module")
 def client(
-    server: EmbeddedServer, kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
+    kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[httpx.Client]:
     """One service for all of it: what one request leaves is what the next one finds."""
-    with shared_places(server, kept_databases, tmp_path_factory.mktemp("schema")) as make_place:
+    with shared_places(kept_databases, tmp_path_factory.mktemp("schema")) as make_place:
         place = cared_place(make_place, '[events]\nconnection = "warehouse"')
         write_model(place)
         small_files(place, ORDERS, files=3)

@@ -33,7 +33,6 @@ from tidegate.control.lake_tables import LakeTables
 from tidegate.lake.table_facts import read_facts
 from tidegate.model.access import Scope
 from tidegate.model.relation import Endpoint, Relation
-from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.project import Project
 
 GROWING = Relation("raw", "growing")
@@ -54,12 +53,10 @@ ODD = (
 
 
 @pytest.fixture(scope="module")
-def shared(
-    server: EmbeddedServer, kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Place]:
+def shared(kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """raw.orders has six small files, raw.items one; a second lake has no table."""
     settings = {"thresholds": {"small_files": 8}, "refresh": "1 hour"}
-    with shared_places(server, kept_databases, tmp_path_factory.mktemp("tables")) as make:
+    with shared_places(kept_databases, tmp_path_factory.mktemp("tables")) as make:
         place = cared_place(
             make, '[connections.second]\ntype = "iceberg"', databases=1, maintenance=settings
         )

@@ -16,7 +16,6 @@ from integration.change_stream import START, ChangeStream, shared_streams
 from tidegate.model.identity import new_attempt_id
 from tidegate.model.relation import Endpoint, Relation
 from tidegate.pipeline.landing import Chunks, Landed
-from tidegate.postgres.embedded import EmbeddedServer
 
 LARGE, FIRST = "x" * 400, 10_000
 GIVEN: dict[str, Any] = {
@@ -46,9 +45,9 @@ PATIENT = settings(
 
 @pytest.fixture(scope="module")
 def stream(
-    server: EmbeddedServer, kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
+    kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ChangeStream]:
-    with shared_streams(server, kept_databases, tmp_path_factory.mktemp("changes")) as make:
+    with shared_streams(kept_databases, tmp_path_factory.mktemp("changes")) as make:
         yield make("CREATE TABLE orders (id int PRIMARY KEY, n int, body text)")
 
 

@@ -13,7 +13,6 @@ from integration.change_stream import ChangeStream, Streams, shared_streams
 from tidegate.errors import DestinationError, SourceError
 from tidegate.model.relation import Relation
 from tidegate.pipeline.landing import Chunks
-from tidegate.postgres.embedded import EmbeddedServer
 
 ORDERS = "CREATE TABLE orders (id int PRIMARY KEY, name text, total numeric(10,2), at timestamptz)"
 LARGE = (
@@ -28,9 +27,9 @@ LARGE_ROWS = (
 
 @pytest.fixture(scope="module")
 def make_stream(
-    server: EmbeddedServer, kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
+    kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Streams]:
-    with shared_streams(server, kept_databases, tmp_path_factory.mktemp("changes")) as streams:
+    with shared_streams(kept_databases, tmp_path_factory.mktemp("changes")) as streams:
         yield streams
 
 

@@ -13,7 +13,6 @@ from projects import EMBEDDED_LAKE
 from tidegate.errors import DestinationError
 from tidegate.model.relation import Endpoint, Relation
 from tidegate.pipeline.landing import Chunks
-from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.spark.session import SparkSessions
 
 ORDERS = (
@@ -31,14 +30,13 @@ LARGE_CHUNK = pytest.param(100, marks=pytest.mark.chaos)
 
 @pytest.fixture(scope="module")
 def make_stream(
-    server: EmbeddedServer,
     kept_databases: Databases,
     tmp_path_factory: pytest.TempPathFactory,
     warm_spark: SparkSessions,
 ) -> Iterator[Streams]:
     """Streams that have one lake."""
     folder = tmp_path_factory.mktemp("changes_lake")
-    with shared_streams(server, kept_databases, folder, warm_spark, lake=EMBEDDED_LAKE) as streams:
+    with shared_streams(kept_databases, folder, warm_spark, lake=EMBEDDED_LAKE) as streams:
         yield streams
 
 

@@ -21,7 +21,6 @@ from integration.raw_events import event_place, run_phases
 from integration.shared_places import shared_places
 from tidegate.pipeline.event_filling import generate_events
 from tidegate.pipeline.event_generation import Generation, Totals
-from tidegate.postgres.embedded import EmbeddedServer
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "grafana"
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "dashboards" / "events.json").read_text("utf-8"))
@@ -37,10 +36,10 @@ Rows = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def filled(
-    server: EmbeddedServer, kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
+    kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Place, Totals]]:
     """Events of two months in all tables, and a role with the rights that the page gives it."""
-    with shared_places(server, kept_databases, tmp_path_factory.mktemp("grafana")) as make_place:
+    with shared_places(kept_databases, tmp_path_factory.mktemp("grafana")) as make_place:
         place = event_place(make_place, more={"spark_from": 1_000_000})
         with place.open() as project:
             midnight = NOW.replace(hour=0, minute=0, second=0, microsecond=0)

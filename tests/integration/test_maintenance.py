@@ -44,7 +44,6 @@ from tidegate.model.maintenance import Action, ExpireSnapshots
 from tidegate.model.relation import Endpoint
 from tidegate.pipeline import orphan_removal
 from tidegate.pipeline.needed_snapshots import Needed, bound_expiry
-from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.project import Project
 from tidegate.runtime.maintaining_here import Maintained, maintain_here
 
@@ -59,11 +58,9 @@ LIVE, DEAD, UNKNOWN = "a" * 32, "b" * 32, "c" * 32
 
 
 @pytest.fixture(scope="module")
-def place(
-    server: EmbeddedServer, kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Place]:
+def place(kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """One table for all tests; each begins with what it finds."""
-    with shared_places(server, kept_databases, tmp_path_factory.mktemp("maintained")) as make:
+    with shared_places(kept_databases, tmp_path_factory.mktemp("maintained")) as make:
         yield small_files_place(make, 3, databases=1)
 
 

@@ -85,13 +85,12 @@ def unknown_files(place: Place) -> set[str]:
 
 @pytest.fixture(scope="module")
 def table(
-    server: EmbeddedServer,
     kept_databases: Databases,
     tmp_path_factory: pytest.TempPathFactory,
     warm_spark: WarmSpark,
 ) -> Iterator[tuple[Place, Project]]:
     """One table for all races."""
-    with shared_places(server, kept_databases, tmp_path_factory.mktemp("races")) as make:
+    with shared_places(kept_databases, tmp_path_factory.mktemp("races")) as make:
         place = small_files_place(make, 1, databases=1)
         yield place, place.open(warm_spark)
 

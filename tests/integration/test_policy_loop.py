@@ -40,7 +40,6 @@ from tidegate.model.maintenance import Action, Order, RewriteDataFiles
 from tidegate.model.recommendation import LastRun
 from tidegate.model.relation import Endpoint
 from tidegate.postgres.connect import Connection
-from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.project import Project
 from tidegate.runtime.maintaining import record_dry_run, submit_maintenance, table_holder
 from tidegate.runtime.policy_loop import ACTOR, PolicyKeeper, Queued
@@ -56,11 +55,9 @@ REWRITE = Order(((Action.REWRITE_DATA_FILES, RewriteDataFiles()),))
 
 
 @pytest.fixture(scope="module")
-def shared(
-    server: EmbeddedServer, kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Place]:
+def shared(kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """Two tables that need care, one of which is left to people."""
-    with shared_places(server, kept_databases, tmp_path_factory.mktemp("policy")) as make:
+    with shared_places(kept_databases, tmp_path_factory.mktemp("policy")) as make:
         place = cared_place(make, AUTOMATIC + OPTED_OUT, databases=1)
         small_files(place, ORDERS)
         small_files(place, ITEMS)

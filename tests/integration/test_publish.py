@@ -30,7 +30,6 @@ from tidegate.errors import (
 from tidegate.insight.markers import forget_marker
 from tidegate.model.publish import PublishReport
 from tidegate.model.relation import Endpoint
-from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.project import Project
 from tidegate.runtime.hold import hold_table
 from tidegate.runtime.sweeper import Sweeper
@@ -94,10 +93,8 @@ class Shop:
 
 
 @pytest.fixture(scope="module")
-def place(
-    server: EmbeddedServer, kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Place]:
-    with shared_places(server, kept_databases, tmp_path_factory.mktemp("publish")) as make:
+def place(kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with shared_places(kept_databases, tmp_path_factory.mktemp("publish")) as make:
         place = make(databases=3)
         place.target.execute("CREATE SCHEMA marts")
         place.open().context.ledger("warehouse").ensure()

@@ -55,7 +55,6 @@ from tidegate.model.table_facts import TableFacts
 from tidegate.pipeline.orphan_estimate import estimate_orphans
 from tidegate.pipeline.target_facts import read_target_facts
 from tidegate.postgres.connect import Connection
-from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.project import Project
 from tidegate.runtime import refreshing
 from tidegate.runtime.refreshing import Refreshed, Refresher, note_written
@@ -71,11 +70,9 @@ thresholds = { orphan_files = 3 }
 
 
 @pytest.fixture(scope="module")
-def shared(
-    server: EmbeddedServer, kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Place]:
+def shared(kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """A lake with two tables; each test counts files from what it finds."""
-    with shared_places(server, kept_databases, tmp_path_factory.mktemp("cache")) as make:
+    with shared_places(kept_databases, tmp_path_factory.mktemp("cache")) as make:
         place = cared_place(make, WANTED, databases=1)
         small_files(place, ORDERS, files=3)
         small_files(place, ITEMS, files=1)
