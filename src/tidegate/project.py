@@ -63,7 +63,7 @@ from tidegate.runtime.notifier import Notifier
 from tidegate.runtime.policy_loop import PolicyKeeper
 from tidegate.runtime.publisher import Publisher
 from tidegate.runtime.reclaim import ADOPT
-from tidegate.runtime.refreshing import Refresher
+from tidegate.runtime.refreshing import Refresher, note_written
 from tidegate.runtime.repairing import COMMAND, repair_sync
 from tidegate.runtime.runner import Runner, RunOptions, RunReport
 from tidegate.runtime.scheduled_syncs import prepare_syncs
@@ -92,7 +92,11 @@ class Project:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.context = Context(settings)
+        self.context = Context(
+            settings,
+            declared=lambda: read_declarations(settings).syncs,
+            on_written=note_written,
+        )
         self._read: Declarations | None = None
 
     @classmethod

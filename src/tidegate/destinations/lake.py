@@ -126,6 +126,10 @@ class LakeDestination:
             self.open, fence, doing, lock_timeout_seconds=self.lock_timeout_seconds
         )
 
+    @property
+    def iceberg_catalog(self) -> str | None:
+        return self.catalog.name
+
     def heal(self, fence: Fence) -> None:
         """Settle what earlier attempts were about to publish, before anything is read.
 

@@ -19,9 +19,9 @@ from tidegate.ledger.watermarks import Watermarks
 from tidegate.log import log
 from tidegate.model.cursor import CursorType
 from tidegate.model.identity import sync_of
-from tidegate.model.lake import LakeTable, LoadMark, Seen
+from tidegate.model.lake import LakeTable, Seen
 from tidegate.model.relation import Relation
-from tidegate.model.watermark import Watermark
+from tidegate.model.watermark import LoadMark, Watermark
 from tidegate.postgres.connect import Connection
 
 _FOUND = "found in the table"

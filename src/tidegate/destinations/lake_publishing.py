@@ -31,8 +31,9 @@ from tidegate.ledger.intents import Intent, Intents
 from tidegate.ledger.markers import Markers
 from tidegate.ledger.staged_folders import StagedFolders
 from tidegate.ledger.watermarks import Watermarks
-from tidegate.model.lake import STAGED_ID, SUMMARY, LakeTable, Seen, branch_name
+from tidegate.model.lake import STAGED_ID, LakeTable, Seen, branch_name
 from tidegate.model.load import Published
+from tidegate.model.watermark import SUMMARY
 
 _RACES = 3
 _DIRECT_TRIES = 10

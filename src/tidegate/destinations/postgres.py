@@ -94,6 +94,10 @@ class PostgresDestination:
             self.open, fence, doing, lock_timeout_seconds=self.lock_timeout_seconds
         )
 
+    @property
+    def iceberg_catalog(self) -> str | None:
+        return None
+
     def heal(self, fence: Fence) -> None:
         """Nothing is ever half done here: rows, marker and watermark are one commit."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
+from tidegate.runtime.job_context import JobContext
 
 _IDLE_SECONDS = 30.0
 
 
-def bound_transaction(connection: Connection, context: Context) -> None:
+def bound_transaction(connection: Connection, context: JobContext) -> None:
     """Set timeouts that end with the transaction; a stopped process must not block others."""
     worker = context.settings.worker
     for name, seconds in (

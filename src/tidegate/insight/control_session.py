@@ -7,14 +7,14 @@ from contextlib import contextmanager
 
 from tidegate.control.plane import ControlPlane
 from tidegate.errors import UsageError
-from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
 from tidegate.postgres.databases import CONTROL
+from tidegate.runtime.job_context import JobContext
 from tidegate.sql import migrations
 
 
 @contextmanager
-def control_session(context: Context) -> Iterator[Connection | None]:
+def control_session(context: JobContext) -> Iterator[Connection | None]:
     """A session; None when nothing ever ran, so that there is no control plane yet."""
     with context.databases.connect(CONTROL, "tidegate inspect") as connection:
         yield connection if has_jobs(context.plane, connection) else None

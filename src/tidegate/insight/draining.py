@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from tidegate.control.plane import ControlPlane, Draining
 from tidegate.insight.control_session import control_session
-from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
+from tidegate.runtime.job_context import JobContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +19,13 @@ class DrainStatus:
     running: int = 0
 
 
-def read_draining(context: Context) -> DrainStatus:
+def read_draining(context: JobContext) -> DrainStatus:
     """How it stands; changes nothing."""
     with control_session(context) as connection:
         return DrainStatus() if connection is None else draining_status(context.plane, connection)
 
 
-def start_draining(context: Context, actor: str) -> tuple[DrainStatus, bool]:
+def start_draining(context: JobContext, actor: str) -> tuple[DrainStatus, bool]:
     """Take no new jobs in; says as well whether that is new."""
     context.control_id()  # so that there is a control plane to drain
     with context.plane.connect() as connection:
@@ -33,7 +33,7 @@ def start_draining(context: Context, actor: str) -> tuple[DrainStatus, bool]:
         return draining_status(context.plane, connection), changed
 
 
-def stop_draining(context: Context) -> tuple[DrainStatus, bool]:
+def stop_draining(context: JobContext) -> tuple[DrainStatus, bool]:
     """Take jobs in again; says as well whether that is new."""
     with control_session(context) as connection:
         if connection is None:

@@ -13,8 +13,8 @@ from tidegate.control.job_lists import JobLine, JobLists
 from tidegate.control.job_records import JobAction, JobRecord, JobRecords
 from tidegate.errors import BusyError, ConnectionFailed, UsageError
 from tidegate.model.job_state import JobState
-from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
+from tidegate.runtime.job_context import JobContext
 
 POLL_SECONDS = 0.5
 
@@ -34,7 +34,7 @@ class Step:
 class Follower:
     """Polls jobs; `tick` sees them all with every poll."""
 
-    context: Context
+    context: JobContext
     job_ids: Sequence[UUID]
     tick: Callable[[list[JobLine]], None] = lambda _: None
     interval_seconds: float = POLL_SECONDS
@@ -91,7 +91,7 @@ class Follower:
             yield Step(line)
 
 
-def wait_for_end(context: Context, job_id: UUID, timeout_seconds: float | None) -> JobRecord:
+def wait_for_end(context: JobContext, job_id: UUID, timeout_seconds: float | None) -> JobRecord:
     """The job when it has ended; BusyError when it has not by then."""
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     with context.plane.connect() as connection:
@@ -118,7 +118,7 @@ class QueuedJob:
     >>> project.submit("orders").wait(timeout=600).status            # doctest: +SKIP
     """
 
-    context: Context = field(repr=False)
+    context: JobContext = field(repr=False)
     job_id: UUID
     created: bool
 

@@ -14,7 +14,7 @@ from tidegate.insight.control_session import control_session
 from tidegate.insight.job_ids import id_range
 from tidegate.model.task_history import TaskEvent, TaskRecord, parameter_text
 from tidegate.model.trend import Trend
-from tidegate.pipeline.context import Context
+from tidegate.runtime.job_context import JobContext
 
 _PAGE = 1_000
 _LATEST = timedelta(hours=24)
@@ -30,7 +30,7 @@ class TaskHistory:
     ...     print(run.started_at, run.status, run.seconds)
     """
 
-    context: Context
+    context: JobContext
 
     def find_all_by_name(self, name: str) -> Iterator[TaskRecord]:
         """Every run of a sync or a task."""

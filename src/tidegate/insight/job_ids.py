@@ -8,8 +8,8 @@ from uuid import UUID
 
 from tidegate.control.job_lists import JobLists
 from tidegate.errors import UsageError
-from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
+from tidegate.runtime.job_context import JobContext
 
 _DIGITS = 32
 _SHOWN = 10
@@ -17,7 +17,7 @@ _SHOWN = 10
 _SHORTEST = 13
 
 
-def find_job(context: Context, connection: Connection | None, text: str) -> UUID:
+def find_job(context: JobContext, connection: Connection | None, text: str) -> UUID:
     """The job of this project that an id means; UsageError when none or several do."""
     lowest, highest = id_range(text)
     project = context.settings.project.name

@@ -18,8 +18,8 @@ from tidegate.insight.job_ids import find_job
 from tidegate.insight.queue import QueueStatus, read_queue
 from tidegate.model.job import KINDS, Holder, JobStatus
 from tidegate.model.relation import Endpoint
-from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
+from tidegate.runtime.job_context import JobContext
 
 MOST = 100_000
 
@@ -67,7 +67,7 @@ class JobDetail:
 
 
 def list_jobs(
-    context: Context,
+    context: JobContext,
     *,
     statuses: Sequence[JobStatus] | None = None,
     kinds: Sequence[str] | None = None,
@@ -97,7 +97,7 @@ def list_jobs(
         return JobListing(tuple(found), read_queue(context.plane, connection, project))
 
 
-def show_job(context: Context, text: str) -> JobDetail:
+def show_job(context: JobContext, text: str) -> JobDetail:
     """One job by its id or the beginning of it."""
     with control_session(context) as connection:
         job_id = find_job(context, connection, text)
@@ -138,7 +138,7 @@ def read_job(plane: ControlPlane, connection: Connection, project: str, job_id: 
         )
 
 
-def count_published(context: Context, detail: JobDetail) -> int:
+def count_published(context: JobContext, detail: JobDetail) -> int:
     """How many loads of a job are in its table.
 
     The last one may have been published without its attempt living to write that down; its marker

@@ -12,7 +12,7 @@ from tidegate.control.task_states import TaskStates
 from tidegate.errors import UsageError
 from tidegate.insight.control_session import control_session
 from tidegate.model.scheduled import Scheduled
-from tidegate.pipeline.context import Context
+from tidegate.runtime.job_context import JobContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class ScheduleStatus:
         return "active" if self.line.disabled_until is None else "DISABLED"
 
 
-def read_schedules(context: Context, declared: Sequence[Scheduled]) -> list[ScheduleStatus]:
+def read_schedules(context: JobContext, declared: Sequence[Scheduled]) -> list[ScheduleStatus]:
     """How each stands; changes nothing."""
     lines: dict[str, ScheduleLine] = {}
     now = datetime.now(UTC)
@@ -51,7 +51,7 @@ def read_schedules(context: Context, declared: Sequence[Scheduled]) -> list[Sche
 
 
 def pause(
-    context: Context, declared: Sequence[Scheduled], name: str, actor: str, reason: str | None
+    context: JobContext, declared: Sequence[Scheduled], name: str, actor: str, reason: str | None
 ) -> bool:
     """Queue nothing for it; False when it was paused already."""
     _require(declared, name)
@@ -62,21 +62,21 @@ def pause(
         return schedules.pause(control, name, actor, reason)
 
 
-def resume(context: Context, declared: Sequence[Scheduled], name: str) -> bool:
+def resume(context: JobContext, declared: Sequence[Scheduled], name: str) -> bool:
     """Queue for it again; False when it was not paused."""
     _require(declared, name)
     with control_session(context) as control:
         return control is not None and _schedules(context).resume(control, name)
 
 
-def enable(context: Context, name: str, actor: str) -> bool:
+def enable(context: JobContext, name: str, actor: str) -> bool:
     """Queue again what failed too often; False when it was not disabled."""
     with control_session(context) as control:
         states = TaskStates(context.plane, context.settings.project.name)
         return control is not None and states.enable(control, name, actor)
 
 
-def _schedules(context: Context) -> Schedules:
+def _schedules(context: JobContext) -> Schedules:
     return Schedules(context.plane, context.settings.project.name)
 
 

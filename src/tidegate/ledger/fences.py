@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 from uuid import UUID
 
 from psycopg import errors as pg
@@ -12,6 +13,7 @@ from psycopg import sql
 
 from tidegate.errors import BusyError, ControlMismatch, FenceLost
 from tidegate.ledger.ledger import Ledger
+from tidegate.model.relation import Relation
 from tidegate.postgres.commits import Connect, known_transaction
 from tidegate.postgres.connect import Connection
 from tidegate.postgres.identifiers import statement
@@ -160,3 +162,44 @@ def _parameters(fence: Fence) -> dict[str, object]:
         "token": fence.token,
         "attempt_id": fence.attempt_id,
     }
+
+
+class FencedTable(Protocol):
+    """A target as a job sees it: what it locks, who may publish into it, and what is in."""
+
+    @property
+    def relation(self) -> Relation: ...
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    @property
+    def fences(self) -> Fences: ...
+
+    @property
+    def iceberg_catalog(self) -> str | None:
+        """The connection whose catalog lists the table; None for a table in Postgres."""
+
+    def open(self) -> AbstractContextManager[Connection]:
+        """A session of the database that holds the ledger."""
+
+    def identify(self) -> str:
+        """What a job on this table locks, however many names lead to it."""
+
+    def exists(self, update_id: str) -> bool:
+        """Whether a load is in."""
+
+    def raise_fence(self, fence: Fence) -> None:
+        """Make this attempt the only one that may publish."""
+
+    def heal(self, fence: Fence) -> None:
+        """Record what an attempt before this one has published without saying so."""
+
+    def discard(self, attempt_id: str, *, ended: bool = False) -> int:
+        """Remove what an attempt staged; `ended` when all of its Spark work is known to be over.
+
+        Of a job that failed, Spark's other tasks may still be writing.
+        """
+
+    def sweep(self, live_attempts: Callable[[], set[str]]) -> int:
+        """Remove what this control plane's dead attempts staged."""

@@ -14,8 +14,7 @@ from psycopg.types.json import Jsonb
 from tidegate.errors import DeclarationError, UsageError, WatermarkMoved
 from tidegate.ledger.ledger import Ledger
 from tidegate.model.cursor import CursorType
-from tidegate.model.lake import LoadMark
-from tidegate.model.watermark import Watermark
+from tidegate.model.watermark import LoadMark, Watermark
 from tidegate.postgres.connect import Connection, first_line
 from tidegate.postgres.identifiers import statement
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tidegate.model.relation import MAX_NAME_BYTES, Relation
+from tidegate.model.watermark import SUMMARY, LoadMark
 
 MAIN = "main"
-SUMMARY = "tidegate."
-"""what our entries in a snapshot's summary start with"""
 UPDATE_ID = f"{SUMMARY}update-id"
 PIPELINE = f"{SUMMARY}pipeline"
 STAGED_ID = "wap.id"
@@ -70,51 +68,6 @@ class Snapshot:
     def count(self, name: str) -> int:
         """A number of the summary, such as `total-records`."""
         return int(self.summary.get(name, "0"))
-
-
-@dataclass(frozen=True, slots=True)
-class LoadMark:
-    """What a snapshot says of the load of a sync that it is."""
-
-    update_id: str
-    pipeline: str
-    attempt_id: str
-    fence: int
-    generation: int
-    version: int | None
-    """of the watermark that it started from; None where an older release has written it"""
-    start: str | None
-    value: str | None
-    """the watermark that it leaves"""
-    position: tuple[str, ...] | None
-    rows: int
-    kind: str
-
-    @classmethod
-    def read(cls, update_id: str, summary: Mapping[str, str]) -> LoadMark | None:
-        """None where it is none of a sync, but a DataFrame's."""
-        told = {key.removeprefix(SUMMARY): value for key, value in summary.items()}
-        if "pipeline" not in told:
-            return None
-        position = told.get("position")
-        return cls(
-            update_id,
-            told["pipeline"],
-            told.get("attempt-id", ""),
-            int(told.get("fence", "0")),
-            int(told.get("generation", "0")),
-            int(told["version"]) if "version" in told else None,
-            told.get("from") or None,
-            told.get("to") or None,
-            None if position is None else tuple(json.loads(position)),
-            int(told.get("rows") or summary.get("added-records", "0")),
-            told.get("kind", "range"),
-        )
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Where it stands among the loads of its pipeline."""
-        return self.generation, -1 if self.version is None else self.version
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,61 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from tidegate.model.batch import Batch, BatchKind
-from tidegate.model.lake import LoadMark
+
+SUMMARY = "tidegate."
+"""before the names of what a load says of itself in a snapshot's summary"""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadMark:
+    """What a snapshot says of the load of a sync that it is."""
+
+    update_id: str
+    pipeline: str
+    attempt_id: str
+    fence: int
+    generation: int
+    version: int | None
+    """of the watermark that it started from; None where an older release has written it"""
+    start: str | None
+    value: str | None
+    """the watermark that it leaves"""
+    position: tuple[str, ...] | None
+    rows: int
+    kind: str
+
+    @classmethod
+    def read(cls, update_id: str, summary: Mapping[str, str]) -> LoadMark | None:
+        """None where it is none of a sync, but a DataFrame's."""
+        told = {key.removeprefix(SUMMARY): value for key, value in summary.items()}
+        if "pipeline" not in told:
+            return None
+        position = told.get("position")
+        return cls(
+            update_id,
+            told["pipeline"],
+            told.get("attempt-id", ""),
+            int(told.get("fence", "0")),
+            int(told.get("generation", "0")),
+            int(told["version"]) if "version" in told else None,
+            told.get("from") or None,
+            told.get("to") or None,
+            None if position is None else tuple(json.loads(position)),
+            int(told.get("rows") or summary.get("added-records", "0")),
+            told.get("kind", "range"),
+        )
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where it stands among the loads of its pipeline."""
+        return self.generation, -1 if self.version is None else self.version
 
 
 @dataclass(frozen=True, slots=True)

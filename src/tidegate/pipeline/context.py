@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +16,7 @@ from tidegate.destinations.postgres import PostgresDestination
 from tidegate.lake.catalog import Catalog, catalog_digest
 from tidegate.lake.engine import Engine
 from tidegate.lake.jars import lake_conf
+from tidegate.ledger.fences import FencedTable
 from tidegate.ledger.ledger import Ledger
 from tidegate.model.lake import EMBEDDED, ledger_schema
 from tidegate.model.layout import Layout
@@ -29,6 +30,10 @@ from tidegate.spark.grouping import Stager
 from tidegate.spark.session import SparkSessions
 
 
+def _nothing_declared() -> Mapping[str, object]:
+    raise RuntimeError("this context was made without the project's declarations")
+
+
 @dataclass(slots=True)
 class Context:
     """One opened project, as the use cases see it."""
@@ -40,6 +45,10 @@ class Context:
     stager: Stager = field(init=False)
     engine: Engine | None = None
     """what maintains the lakes, where it is another Spark; see engine_of"""
+    declared: Callable[[], Mapping[str, object]] = _nothing_declared
+    """what the project declares, by name"""
+    on_written: Callable[[Context, Connection, FencedTable, bool], None] | None = None
+    """is called after a job has written into a table"""
     _control_id: UUID | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -129,6 +138,11 @@ class Context:
             publish_timeout_seconds=self.settings.worker.publish_timeout_seconds,
             project=self.settings.project.name,
         )
+
+    def table_written(self, control: Connection, table: FencedTable, *, anew: bool) -> None:
+        """A job has written into a table; `anew`: maintenance may have changed it all over."""
+        if self.on_written is not None:
+            self.on_written(self, control, table, anew)
 
     def lake_conf(self) -> dict[str, str]:
         """What Spark must start with, where the project has a lake."""

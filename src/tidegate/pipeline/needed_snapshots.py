@@ -18,7 +18,6 @@ from tidegate.model.maintenance import ExpireSnapshots
 from tidegate.model.rules import Mode
 from tidegate.model.sync import Sync
 from tidegate.pipeline.context import Context
-from tidegate.pipeline.declarations import read_declarations
 
 if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
@@ -98,7 +97,7 @@ def _planned(context: Context, sync: Sync) -> Iterator[str | None]:
 def _readers(context: Context, destination: LakeDestination) -> Iterator[Sync]:
     """The project's syncs that go on in this table from where they stand."""
     resource = destination.identify()
-    for one in read_declarations(context.settings).syncs.values():
+    for one in context.declared().values():
         if (
             isinstance(one, Sync)
             and one.lake_source

@@ -9,15 +9,14 @@ from uuid import UUID
 
 from tidegate.control.jobs import Jobs
 from tidegate.control.tokens import Tokens
-from tidegate.destinations.destination import Destination
 from tidegate.errors import StaleAttempt
 from tidegate.failpoints import reach
-from tidegate.ledger.fences import Fence, FenceTooLow
-from tidegate.log import log
+from tidegate.ledger.fences import Fence, FencedTable, FenceTooLow
 from tidegate.model.job import Claim
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.attempt_session import AttemptSession
 from tidegate.runtime.lease import Lease
+from tidegate.runtime.reclaim import tell_restored
 
 Answer = TypeVar("Answer")
 
@@ -76,23 +75,8 @@ class LiveAttempt:
             raise StaleAttempt(f"the attempt {self.claim.attempt_id} was replaced by another")
 
 
-def tell_restored(connection: Connection, fence: Fence, *, seen: int, lifted_to: int) -> None:
-    """Whoever restored the control database, perhaps without knowing, should know what follows."""
-    log.warning(
-        "control_database_restored",
-        database=connection.info.dbname,
-        table=fence.resource,
-        our_token=fence.token,
-        seen_in_table=seen,
-        lifted_to=lifted_to,
-        meaning="this control database is older than the table: it was restored from a backup",
-        done="tokens were lifted; no attempt from before can publish; nothing is loaded twice",
-        see="docs/operate.md, A restored control database",
-    )
-
-
 def raise_fence(
-    destination: Destination,
+    destination: FencedTable,
     tokens: Tokens,
     connection: Connection,
     claim: Claim,

@@ -11,8 +11,8 @@ from tidegate.control.jobs import Jobs
 from tidegate.errors import UsageError
 from tidegate.failpoints import reach
 from tidegate.model.job import JobStatus
-from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
+from tidegate.runtime.job_context import JobContext
 from tidegate.runtime.reclaim import fence_out, is_published
 from tidegate.runtime.recording import settle_job
 from tidegate.runtime.targets import destination_of_job
@@ -28,7 +28,7 @@ class Cancelled:
     status: JobStatus
 
 
-def cancel_job(context: Context, control: Connection, job_id: UUID, *, actor: str) -> Cancelled:
+def cancel_job(context: JobContext, control: Connection, job_id: UUID, *, actor: str) -> Cancelled:
     """Cancel a job; raise UsageError when there is nothing to cancel.
 
     A running one is first taken from its attempt, whose worker is told and interrupts its Spark
@@ -50,7 +50,7 @@ def cancel_job(context: Context, control: Connection, job_id: UUID, *, actor: st
 
 
 def end_cancel(
-    context: Context, control: Connection, cancelling: Cancelling, *, actor: str
+    context: JobContext, control: Connection, cancelling: Cancelling, *, actor: str
 ) -> JobStatus:
     """Fence the destination and end a job whose attempt has been rotated; returns how."""
     destination = destination_of_job(context, cancelling.kind, cancelling.payload)
@@ -72,7 +72,7 @@ def end_cancel(
     return status if found is None else found.status
 
 
-def _refuse_ended(context: Context, control: Connection, job_id: UUID) -> None:
+def _refuse_ended(context: JobContext, control: Connection, job_id: UUID) -> None:
     found = JobRecords(context.plane).get(control, job_id)
     if found is None:
         raise UsageError(f"there is no job {job_id}", "see the ids with: tidegate job list")

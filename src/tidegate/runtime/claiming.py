@@ -10,15 +10,15 @@ from tidegate.control.dead import DeadAttempt
 from tidegate.control.draining import refuse_draining
 from tidegate.control.jobs import Jobs
 from tidegate.control.workers import Worker
-from tidegate.destinations.destination import Destination
 from tidegate.errors import BusyError
 from tidegate.failpoints import reach
+from tidegate.ledger.fences import FencedTable
 from tidegate.model.job import Claim, JobRequest, JobStatus, Submitted
 from tidegate.model.relation import Endpoint
-from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.cancel import end_cancel
 from tidegate.runtime.heartbeat import Heartbeat
+from tidegate.runtime.job_context import JobContext
 from tidegate.runtime.lease import now
 from tidegate.runtime.reclaim import reclaim_dead
 
@@ -35,12 +35,12 @@ class Claimed:
     since: float
 
 
-def table_resource(context: Context, target: Endpoint) -> str:
+def table_resource(context: JobContext, target: Endpoint) -> str:
     """What a job on this table locks, however many names lead to it."""
     return context.destination(target).identify()
 
 
-def open_heartbeat(context: Context, command: str) -> Heartbeat:
+def open_heartbeat(context: JobContext, command: str) -> Heartbeat:
     """The heartbeat of a process that works its own jobs; it joins with the first of them."""
     settings = context.settings
     return Heartbeat(
@@ -52,9 +52,9 @@ def open_heartbeat(context: Context, command: str) -> Heartbeat:
 
 
 def claim_table(
-    context: Context,
+    context: JobContext,
     control: Connection,
-    destination: Destination | None,
+    destination: FencedTable | None,
     target: Endpoint | str,
     request: JobRequest,
     heartbeat: Heartbeat,
@@ -73,7 +73,7 @@ def claim_table(
         with destination.open() as connection:
             destination.fences.seize(connection, str(target.relation), control_id)
 
-    def destination_of(dead: DeadAttempt) -> Destination | None:
+    def destination_of(dead: DeadAttempt) -> FencedTable | None:
         if dead.resource == request.resource:
             return destination
         return context.destination(Endpoint.parse(dead.payload["target"]))
@@ -101,7 +101,7 @@ def claim_table(
 
 
 def _submit_and_claim(
-    context: Context,
+    context: JobContext,
     control: Connection,
     heartbeat: Heartbeat,
     request: JobRequest,

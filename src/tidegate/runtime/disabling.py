@@ -10,19 +10,19 @@ from tidegate.log import log
 from tidegate.model.job import TASK
 from tidegate.model.scheduled import Scheduled
 from tidegate.model.task import Step, TaskRun
-from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
+from tidegate.runtime.job_context import JobContext
 
 
 def why_disabled(
-    context: Context, control: Connection, one: Scheduled, now: datetime
+    context: JobContext, control: Connection, one: Scheduled, now: datetime
 ) -> str | None:
     """Why nothing of this name is queued now; None when it is."""
     return _judge(context, control, one.name, one.kind, one.disable_after, now)
 
 
 def why_runs_disabled(
-    context: Context, control: Connection, steps: Iterable[Step], now: datetime
+    context: JobContext, control: Connection, steps: Iterable[Step], now: datetime
 ) -> str | None:
     """Why a graph is not queued: one of its runs failed too often; other runs are not concerned."""
     for step in steps:
@@ -35,7 +35,7 @@ def why_runs_disabled(
 
 
 def _judge(
-    context: Context,
+    context: JobContext,
     control: Connection,
     name: str,
     kind: str,

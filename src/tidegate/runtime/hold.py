@@ -12,16 +12,15 @@ import psycopg
 from tidegate.control.jobs import Jobs
 from tidegate.control.tokens import Tokens
 from tidegate.control.workers import user_name
-from tidegate.destinations.destination import Destination
 from tidegate.errors import CommitUnknown, StaleAttempt, words
-from tidegate.ledger.fences import Fence
+from tidegate.ledger.fences import Fence, FencedTable
 from tidegate.model.job import JobRequest, JobStatus
 from tidegate.model.relation import Endpoint
-from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.attempt import raise_fence
 from tidegate.runtime.attempt_session import AttemptSession
 from tidegate.runtime.claiming import claim_table, open_heartbeat, table_resource
+from tidegate.runtime.job_context import JobContext
 from tidegate.runtime.recording import record_end, record_start
 
 
@@ -29,7 +28,7 @@ from tidegate.runtime.recording import record_end, record_start
 class Hold:
     """A table that nobody else can publish into while it is held."""
 
-    destination: Destination
+    destination: FencedTable
     fence: Fence
     control: Connection
     check_alive: Callable[[], None]
@@ -38,7 +37,7 @@ class Hold:
 
 @contextmanager
 def hold_table(
-    context: Context,
+    context: JobContext,
     target: Endpoint,
     request: dict[str, str],
     *,

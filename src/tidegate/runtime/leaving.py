@@ -9,17 +9,17 @@ from tidegate.control.jobs import Jobs
 from tidegate.control.workers import user_name
 from tidegate.errors import UsageError
 from tidegate.model.job import LOADS, Claim, JobStatus
-from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.cancel import cancel_job
 from tidegate.runtime.heartbeat import Heartbeat
+from tidegate.runtime.job_context import JobContext
 from tidegate.runtime.lease import Lease
 from tidegate.runtime.reclaim import fence_out, is_published
 from tidegate.runtime.recording import settle_job
 from tidegate.runtime.targets import destination_of_job
 
 
-def leave_run(context: Context, heartbeat: Heartbeat, reason: str, *, cancel: bool) -> int:
+def leave_run(context: JobContext, heartbeat: Heartbeat, reason: str, *, cancel: bool) -> int:
     """Leave the jobs of a process that works its own; returns how many were still its own.
 
     A person who presses Ctrl-C wants the work to end: it is cancelled. Whoever stops the machine
@@ -40,7 +40,7 @@ def leave_run(context: Context, heartbeat: Heartbeat, reason: str, *, cancel: bo
         return sum(pool.map(leave, leases))
 
 
-def leave_job(context: Context, claim: Claim, *, actor: str, reason: str) -> bool:
+def leave_job(context: JobContext, claim: Claim, *, actor: str, reason: str) -> bool:
     """Give a load back, end anything else; False when the attempt was not ours any more.
 
     A load that is just being published is found published by whoever takes the job up. Other
@@ -53,7 +53,7 @@ def leave_job(context: Context, claim: Claim, *, actor: str, reason: str) -> boo
         return left
 
 
-def _leave(context: Context, control: Connection, claim: Claim, actor: str, reason: str) -> bool:
+def _leave(context: JobContext, control: Connection, claim: Claim, actor: str, reason: str) -> bool:
     jobs = Jobs(context.plane)
     if claim.kind in LOADS:
         return jobs.give_back(control, claim, actor=f"{actor}: {reason}")

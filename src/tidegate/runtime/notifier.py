@@ -10,10 +10,10 @@ from tidegate.control.notices import Notices, Outgoing
 from tidegate.failpoints import reach
 from tidegate.log import log
 from tidegate.model.backoff import Backoff
-from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
 from tidegate.runtime import notice_command, webhook
 from tidegate.runtime.delivery import NotDelivered
+from tidegate.runtime.job_context import JobContext
 from tidegate.runtime.lease import now
 from tidegate.runtime.loop import Loop, reason
 
@@ -40,7 +40,7 @@ class Notifier:
 
     def __init__(
         self,
-        context: Context,
+        context: JobContext,
         *,
         backoff: Backoff = _BACKOFF,
         webhook_timeout_seconds: float = webhook.TIMEOUT_SECONDS,

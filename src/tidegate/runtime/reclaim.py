@@ -13,13 +13,12 @@ from tidegate.control.dead import DeadAttempt, DeadAttempts
 from tidegate.control.jobs import Jobs
 from tidegate.control.plane import ControlPlane
 from tidegate.control.tokens import Tokens
-from tidegate.destinations.destination import Destination
-from tidegate.ledger.fences import Fence, FenceTooLow
+from tidegate.ledger.fences import Fence, FencedTable, FenceTooLow
 from tidegate.ledger.watermarks import Watermarks
+from tidegate.log import log
 from tidegate.model.backoff import Backoff
 from tidegate.model.job import PUBLISH
 from tidegate.postgres.connect import Connection
-from tidegate.runtime.attempt import tell_restored
 from tidegate.runtime.recording import settle_job
 
 ADOPT = "tidegate adopt"
@@ -30,7 +29,7 @@ def reclaim_dead(
     plane: ControlPlane,
     connection: Connection,
     control_id: UUID,
-    destination_of: Callable[[DeadAttempt], Destination | None],
+    destination_of: Callable[[DeadAttempt], FencedTable | None],
     *,
     actor: str,
     backoff: Backoff,
@@ -52,7 +51,7 @@ def bury(
     plane: ControlPlane,
     connection: Connection,
     control_id: UUID,
-    destination: Destination,
+    destination: FencedTable,
     dead: DeadAttempt,
     actor: str,
     backoff: Backoff,
@@ -79,7 +78,7 @@ def fence_out(
     plane: ControlPlane,
     connection: Connection,
     control_id: UUID,
-    destination: Destination,
+    destination: FencedTable,
 ) -> None:
     """After this no attempt that is at work now can publish into the table."""
     jobs, tokens = Jobs(plane), Tokens(plane)
@@ -105,7 +104,7 @@ def fence_out(
 
 
 def is_published(
-    destination: Destination,
+    destination: FencedTable,
     attempt_id: str | None,
     plan: dict[str, Any] | None,
     payload: dict[str, Any],
@@ -119,3 +118,18 @@ def is_published(
         return destination.exists(str(plan["update_id"]))
     # Of a DataFrame there is nothing to plan.
     return "update_id" in payload and destination.exists(str(payload["update_id"]))
+
+
+def tell_restored(connection: Connection, fence: Fence, *, seen: int, lifted_to: int) -> None:
+    """Whoever restored the control database, perhaps without knowing, should know what follows."""
+    log.warning(
+        "control_database_restored",
+        database=connection.info.dbname,
+        table=fence.resource,
+        our_token=fence.token,
+        seen_in_table=seen,
+        lifted_to=lifted_to,
+        meaning="this control database is older than the table: it was restored from a backup",
+        done="tokens were lifted; no attempt from before can publish; nothing is loaded twice",
+        see="docs/operate.md, A restored control database",
+    )

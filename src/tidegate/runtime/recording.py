@@ -18,8 +18,8 @@ from tidegate.control.task_records import TaskRecords
 from tidegate.errors import safe_traceback
 from tidegate.log import log
 from tidegate.model.job import NOTHING, Claim
-from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
+from tidegate.runtime.job_context import JobContext
 from tidegate.spark.measures import spark_measures
 
 _LONGEST_TRACEBACK = 20_000
@@ -28,7 +28,7 @@ _SOON: LiteralString = "SET LOCAL lock_timeout = '1s'; SET LOCAL statement_timeo
 _QUICKLY: LiteralString = _SOON + "; SET LOCAL synchronous_commit = off"
 
 
-def record_start(context: Context, connection: Connection, claim: Claim) -> None:
+def record_start(context: JobContext, connection: Connection, claim: Claim) -> None:
     """Tell that an attempt is at work; and how those before it ended, if nobody has."""
     if not _is_recorded(context, claim):
         return
@@ -44,7 +44,7 @@ def record_start(context: Context, connection: Connection, claim: Claim) -> None
 
 
 def record_end(
-    context: Context, connection: Connection, claim: Claim, error: BaseException | None = None
+    context: JobContext, connection: Connection, claim: Claim, error: BaseException | None = None
 ) -> None:
     """Tell how an attempt ended, after its job knows."""
     if error is not None:
@@ -67,7 +67,7 @@ def record_end(
     )
 
 
-def _log_failure(context: Context, claim: Claim, error: BaseException) -> None:
+def _log_failure(context: JobContext, claim: Claim, error: BaseException) -> None:
     """All that is known goes into the log of this machine, for its owner alone: rows may show."""
     folder = context.settings.state_directory / "logs"
     whole = "".join(traceback.format_exception(error))
@@ -123,7 +123,7 @@ def tidy_history(plane: ControlPlane, connection: Connection, keep_seconds: floa
     return sum(dropped)
 
 
-def _is_recorded(context: Context, claim: Claim) -> bool:
+def _is_recorded(context: JobContext, claim: Claim) -> bool:
     """What does nothing leaves no trace: such jobs are many, and only their number matters."""
     return context.settings.history.record_task_history and claim.kind != NOTHING
 

@@ -10,6 +10,7 @@ import psycopg
 from tidegate.control.lake_tables import CachedCatalog, CachedTable, LakeTables
 from tidegate.errors import TidegateError
 from tidegate.lake.metadata import list_locations
+from tidegate.ledger.fences import FencedTable
 from tidegate.log import log
 from tidegate.model.relation import Endpoint
 from tidegate.pipeline.context import Context
@@ -163,11 +164,14 @@ def _estimate(
     cache.put_orphans(control, lake, {one.relation: found[one] for one in found})
 
 
-def note_written(context: Context, control: Connection, target: Endpoint, *, anew: bool) -> None:
-    """After somebody wrote to a table: into the cache with it, read `anew` or only if it is new.
+def note_written(context: Context, control: Connection, table: FencedTable, anew: bool) -> None:
+    """After a job wrote into a table: into the cache with it, read `anew` or only if it is new.
 
     What goes wrong is told; the next refresh finds the table by itself.
     """
+    if table.iceberg_catalog is None:
+        return
+    target = Endpoint(table.iceberg_catalog, table.relation)
     try:
         tables = LakeTables(context.plane, context.settings.project.name)
         if anew or tables.get(control, target) is None:

@@ -16,26 +16,34 @@ from tidegate.control.job_records import JobRecords
 from tidegate.control.jobs import Jobs
 from tidegate.control.observations import Observations
 from tidegate.control.workers import user_name
-from tidegate.errors import TidegateError
+from tidegate.destinations.lake import LakeDestination
+from tidegate.errors import DriftRefused, TidegateError
+from tidegate.model.cursor import CursorType
+from tidegate.model.drift import record_columns
 from tidegate.model.job import SYNC, JobRequest
 from tidegate.model.load import LoadResult
+from tidegate.model.rules import Mode
+from tidegate.model.shape import Shape
 from tidegate.model.sync import Sync
 from tidegate.pipeline.cdc_source import leave_slots
 from tidegate.pipeline.cdc_sync import CdcWork
 from tidegate.pipeline.changed import refuse_moved, take_table
-from tidegate.pipeline.comparable import follow_columns
 from tidegate.pipeline.context import Context
 from tidegate.pipeline.course import Course, SyncOutcome
+from tidegate.pipeline.declaration import lake_shape, passthrough_shape
+from tidegate.pipeline.first_copy import MARK_TYPE, mark_column
 from tidegate.pipeline.lake_sync import LakeSyncWork
 from tidegate.pipeline.opening import Source, open_source, work_through
 from tidegate.pipeline.snapshot_sync import SnapshotWork
 from tidegate.pipeline.sync import SyncWork
 from tidegate.postgres.connect import Connection, translate
+from tidegate.postgres.types import lake_type
 from tidegate.runtime.attempt import LiveAttempt
 from tidegate.runtime.claiming import Claimed, claim_table, table_resource
 from tidegate.runtime.heartbeat import Heartbeat
 from tidegate.runtime.working import ClaimedWork
 from tidegate.sources.lake import LakeSource
+from tidegate.sources.postgres import PostgresSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,3 +309,51 @@ def _late(outcome: SyncOutcome) -> dict[str, Any]:
         "rows": sum(one.rows for one in found),
         "farthest": max((one.farthest for one in found), default=0.0),
     }
+
+
+def follow_columns(course: Course, source: PostgresSource) -> None:
+    """Let the target follow where no row came that it would have to follow for.
+
+    Without this `verify` would ask for a run that does nothing. What a transformation makes of the
+    columns is not known until it has rows.
+    """
+    sync, watermark = course.sync, course.watermark()
+    recorded = (watermark.declaration or {}).get("columns")
+    if course.outcome.loads or recorded is None or sync.transform is not None:
+        return
+    # What is replaced each time is loaded again when its columns change.
+    if sync.mode is Mode.REPLACE or watermark.version == 0:
+        return
+    shape = _followed_shape(course, source)
+    columns = record_columns(shape)
+    if columns == recorded:
+        return
+    try:
+        course.outcome.remarks += course.destination.prepare(
+            shape,
+            watermark,
+            sync.rules,
+            fence=course.attempt.fence,
+            source_names=source.table.column_names,
+        )
+    except DriftRefused:
+        # Who cannot follow says so when there is something to load.
+        return
+    kind = watermark.cursor_type
+    course.pass_over(
+        watermark,
+        watermark.value,
+        None if kind is None else CursorType(kind),
+        {**(watermark.declaration or {}), "columns": columns},
+        reason="columns changed",
+    )
+
+
+def _followed_shape(course: Course, source: PostgresSource) -> Shape:
+    sync, destination = course.sync, course.destination
+    if isinstance(destination, LakeDestination):
+        shape, kind = lake_shape(source), lake_type(MARK_TYPE)
+    else:
+        with destination.open() as connection:
+            shape, kind = passthrough_shape(connection, source), MARK_TYPE
+    return mark_column(shape, kind) if sync.is_soft else shape

@@ -15,9 +15,9 @@ from tidegate.log import log
 from tidegate.model.job import TASK
 from tidegate.model.schedule import CatchUp
 from tidegate.model.scheduled import Scheduled, TickOutcome
-from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.disabling import why_disabled
+from tidegate.runtime.job_context import JobContext
 from tidegate.runtime.loop import Loop, reason
 
 _DECLARE_EVERY = timedelta(minutes=1)
@@ -67,7 +67,7 @@ class Scheduler:
 
     def __init__(
         self,
-        context: Context,
+        context: JobContext,
         declared: Sequence[Scheduled],
         prepare: Mapping[str, Prepare],
         *,

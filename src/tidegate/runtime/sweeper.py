@@ -17,9 +17,9 @@ from tidegate.control.schedules import Schedules
 from tidegate.control.sweeps import Sweeps
 from tidegate.log import log
 from tidegate.model.relation import Endpoint
-from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.cancel import end_cancel
+from tidegate.runtime.job_context import JobContext
 from tidegate.runtime.lease import now
 from tidegate.runtime.loop import Loop, reason
 from tidegate.runtime.reclaim import bury
@@ -44,7 +44,7 @@ class Sweeper:
     """Sweeps for one project; any number may, at the same time, since each row is taken singly."""
 
     def __init__(
-        self, context: Context, *, actor: str, targets: Callable[[], Iterable[Endpoint]]
+        self, context: JobContext, *, actor: str, targets: Callable[[], Iterable[Endpoint]]
     ) -> None:
         self._context = context
         self._actor = actor

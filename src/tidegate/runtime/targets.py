@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidegate.destinations.destination import Destination
 from tidegate.errors import DeclarationError
+from tidegate.ledger.fences import FencedTable
 from tidegate.model.job import NOTHING
 from tidegate.model.relation import Endpoint
-from tidegate.pipeline.context import Context
+from tidegate.runtime.job_context import JobContext
 
 
-def destination_of_job(context: Context, kind: str, payload: dict[str, Any]) -> Destination | None:
+def destination_of_job(
+    context: JobContext, kind: str, payload: dict[str, Any]
+) -> FencedTable | None:
     """The destination to be fenced; None for a job that publishes nothing.
 
     A malformed job does not, either: whoever works it refuses it first. An unknown connection

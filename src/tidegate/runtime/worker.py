@@ -24,11 +24,11 @@ from tidegate.errors import (
 )
 from tidegate.log import log
 from tidegate.model.job import Claim, Ending, JobStatus
-from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection
 from tidegate.runtime.claiming import Claimed
 from tidegate.runtime.handlers import Handler
 from tidegate.runtime.heartbeat import Heartbeat
+from tidegate.runtime.job_context import JobContext
 from tidegate.runtime.lease import Lease, now
 from tidegate.runtime.leaving import leave_job
 from tidegate.runtime.recording import record_end
@@ -62,7 +62,7 @@ class Worker:
     """One process that takes jobs of some kinds from the queue of one project."""
 
     def __init__(
-        self, context: Context, handlers: Mapping[str, Handler], options: WorkerOptions
+        self, context: JobContext, handlers: Mapping[str, Handler], options: WorkerOptions
     ) -> None:
         self.tally = Tally()
         settings = context.settings

@@ -12,8 +12,6 @@ import psycopg
 
 from tidegate.control.jobs import Jobs
 from tidegate.control.tokens import Tokens
-from tidegate.destinations.destination import Destination
-from tidegate.destinations.lake import LakeDestination
 from tidegate.errors import (
     CommitUnknown,
     StaleAttempt,
@@ -21,18 +19,16 @@ from tidegate.errors import (
     words,
 )
 from tidegate.failpoints import reach
-from tidegate.ledger.fences import Fence
+from tidegate.ledger.fences import Fence, FencedTable
 from tidegate.log import log
 from tidegate.model.job import MAINTENANCE, JobStatus
-from tidegate.model.relation import Endpoint
-from tidegate.pipeline.context import Context
 from tidegate.postgres.connect import Connection, translate
 from tidegate.runtime.attempt import LiveAttempt, raise_fence
 from tidegate.runtime.attempt_session import AttemptSession
 from tidegate.runtime.claiming import Claimed
+from tidegate.runtime.job_context import JobContext
 from tidegate.runtime.leaving import leave_job
 from tidegate.runtime.recording import record_end, record_start
-from tidegate.runtime.refreshing import note_written
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +40,9 @@ class ClaimedWork:
     as long as it has attempts left and trying again could help.
     """
 
-    context: Context
+    context: JobContext
     control: Connection
-    destination: Destination | None
+    destination: FencedTable | None
     claimed: Claimed
     actor: str
     what: str
@@ -124,10 +120,8 @@ class ClaimedWork:
                 control.connection.close()
 
     def _note_written(self, *, anew: bool) -> None:
-        """The table cache learns of a new table at once; of others the next refresh sees it."""
-        if isinstance(self.destination, LakeDestination):
-            lake, relation = self.destination.catalog.name, self.destination.relation
-            note_written(self.context, self.control, Endpoint(lake, relation), anew=anew)
+        if self.destination is not None:
+            self.context.table_written(self.control, self.destination, anew=anew)
 
     def _raise_fence(self, control: Connection) -> Fence:
         claim, control_id = self.claimed.claim, self.context.control_id()
