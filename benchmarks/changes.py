@@ -14,9 +14,9 @@ from benchmarks import memory
 from benchmarks.load import timed
 from benchmarks.report import Report
 from benchmarks.shop import COLUMNS, make_source
-from tidegate.postgres.connect import Connection
+from tidegate.postgres.connection import Connection
 from tidegate.project import Project
-from tidegate.spark.copying import copy_rows
+from tidegate.spark.binary_copy import copy_rows
 
 SETTINGS = """
 [project]

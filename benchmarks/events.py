@@ -12,8 +12,8 @@ from benchmarks.events_project import EventsProject, write_template
 from benchmarks.events_reference import Reference
 from benchmarks.load import best, timed
 from benchmarks.report import Report
-from tidegate.pipeline.event_provision import provision
-from tidegate.postgres.connect import Connection
+from tidegate.events.provision import provision
+from tidegate.postgres.connection import Connection
 
 WAITING = """
 SELECT count(*) FROM pg_stat_activity

@@ -8,15 +8,14 @@ from pathlib import Path
 
 from psycopg import sql
 
-from tidegate.insight.template_events import other_files, project_text
-from tidegate.model.event_batch import Processed
-from tidegate.pipeline.event_filling import generate_events
-from tidegate.pipeline.event_generation import Generation, Totals
-from tidegate.pipeline.event_process import process
-from tidegate.pipeline.event_provision import provision
-from tidegate.pipeline.events import Events, find_events
-from tidegate.postgres.connect import Connection
-from tidegate.postgres.identifiers import qualified
+from tidegate.admin.scaffold import other_files, project_text
+from tidegate.events.generator import Generation, Totals, generate_events
+from tidegate.events.model import Processed
+from tidegate.events.process import process
+from tidegate.events.project_events import ProjectEvents, find_events
+from tidegate.events.provision import provision
+from tidegate.postgres.connection import Connection
+from tidegate.postgres.queries import qualified
 from tidegate.project import Project
 
 UNTIL = datetime.fromisoformat("2026-11-15T00:00:00+00:00")
@@ -34,7 +33,7 @@ class EventsProject:
 
     def __init__(self, folder: Path) -> None:
         self.project = Project.open(folder)
-        self.events: Events = find_events(self.project.context)
+        self.events: ProjectEvents = find_events(self.project.context)
 
     def connect(self) -> Connection:
         return self.project.connect(self.events.connection)

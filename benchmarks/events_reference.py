@@ -7,10 +7,10 @@ from typing import Any
 from psycopg import sql
 
 from benchmarks.events_project import EventsProject
-from tidegate.model.event import EventReader, RawEvent, ReadEvent
-from tidegate.model.event_model import Dimension, EventModel
-from tidegate.postgres.connect import Connection
-from tidegate.postgres.identifiers import column_list, qualified
+from tidegate.events.model import Dimension, EventModel
+from tidegate.events.reader import EventReader, RawEvent, ReadEvent
+from tidegate.postgres.connection import Connection
+from tidegate.postgres.queries import column_list, qualified
 
 CLAIM = """
 SELECT id, body, received_at FROM raw_events WHERE status = 'pending'

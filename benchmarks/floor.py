@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from benchmarks.shop import COLUMNS, TABLE
-from tidegate.postgres.connect import Connection
+from tidegate.postgres.connection import Connection
 
 KEY = "id"
 

@@ -27,9 +27,9 @@ from pathlib import Path
 from benchmarks.peers import Peer
 from benchmarks.queue_side import settle, span_of
 from benchmarks.report import Report
-from tidegate.model.job import TASK
-from tidegate.model.task import Step
-from tidegate.postgres.connect import Connection
+from tidegate.config.task import Step
+from tidegate.jobs.job import TASK
+from tidegate.postgres.connection import Connection
 from tidegate.project import Project
 
 LAYERS = 10

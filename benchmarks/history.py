@@ -10,11 +10,9 @@ from pathlib import Path
 
 from benchmarks.long_history import fill_history
 from benchmarks.report import Report
-from tidegate.control.history import History
-from tidegate.control.task_questions import Wanted
-from tidegate.insight.history import TREND_RUNS, TREND_WEEKS
-from tidegate.model.task_history import TaskRecord, TaskStatus
-from tidegate.postgres.connect import Connection
+from tidegate.jobs.history.query import TREND_RUNS, TREND_WEEKS, History, HistoryFilter
+from tidegate.jobs.history.record import RunStatus, TaskRecord
+from tidegate.postgres.connection import Connection
 from tidegate.project import Project
 
 SETTINGS = """
@@ -53,7 +51,7 @@ def _run(report: Report, project: Project, control: Connection, events: int) -> 
         ).fetchone()
 
     def ask(**asked: object) -> Callable[[], object]:
-        wanted = Wanted(**asked)  # type: ignore[arg-type]
+        wanted = HistoryFilter(**asked)  # type: ignore[arg-type]
         return lambda: history.newest(control, "shop", wanted, limit=PAGE)
 
     found = history.get(control, "shop", task_id)
@@ -66,12 +64,12 @@ def _run(report: Report, project: Project, control: Connection, events: int) -> 
         "by parameters": ask(names=("name_7",), parameters={"full_refresh": "false"} | day),
         "by parameters without a name": ask(parameters={"full_refresh": "false"} | day),
         "by parameter alone": ask(parameters=day),
-        "failed ones by parameter": ask(parameters=day, statuses=(TaskStatus.FAILED,)),
+        "failed ones by parameter": ask(parameters=day, statuses=(RunStatus.FAILED,)),
         "of the last 24 hours": ask(since=now - timedelta(hours=24)),
         "failed in the last 24 hours": ask(
-            statuses=(TaskStatus.FAILED,), since=now - timedelta(hours=24)
+            statuses=(RunStatus.FAILED,), since=now - timedelta(hours=24)
         ),
-        "failed ones of a name": ask(names=("name_7",), statuses=(TaskStatus.FAILED,)),
+        "failed ones of a name": ask(names=("name_7",), statuses=(RunStatus.FAILED,)),
         "of a name nobody has": ask(names=("nobody",)),
         "of a kind": ask(kinds=("sync",)),
         "of a kind nobody has": ask(kinds=("vacuum",)),

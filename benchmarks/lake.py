@@ -12,16 +12,16 @@ from benchmarks import spark_jdbc
 from benchmarks.load import best, jdbc_address, timed
 from benchmarks.report import Report
 from benchmarks.shop import change_one_percent, make_source
-from tidegate.destinations.lake import LakeDestination
-from tidegate.destinations.lake_rows import LakeRows
-from tidegate.destinations.lake_target import DEFAULTS
-from tidegate.lake import statements
-from tidegate.lake.catalog import Catalog
-from tidegate.lake.metadata import read_table
-from tidegate.model.relation import Relation
-from tidegate.model.shape import Shape
-from tidegate.pipeline.declaration import lake_shape, resolve_source
-from tidegate.postgres.connect import Connection
+from tidegate.core.relation import Relation
+from tidegate.core.shape import Shape
+from tidegate.iceberg import statements
+from tidegate.iceberg.catalog import Catalog
+from tidegate.iceberg.metadata import read_table
+from tidegate.load.sources.resolve import lake_shape, resolve_source
+from tidegate.load.targets.iceberg.commit import IcebergCommit
+from tidegate.load.targets.iceberg.table import DEFAULTS
+from tidegate.load.targets.iceberg.target import IcebergTarget
+from tidegate.postgres.connection import Connection
 from tidegate.project import Project
 
 SETTINGS = """
@@ -106,8 +106,8 @@ def _change(
     shape = lake_shape(resolve_source(source, project.syncs["orders"]))
     folder = Path(tempfile.mkdtemp(prefix="tidegate-bench-staged-"))
     spent: dict[str, list[float]] = {"tidegate": [], "bare": [], "publish": []}
-    apply = LakeRows.apply
-    publish = LakeDestination.publish
+    apply = IcebergCommit.apply
+    publish = IcebergTarget.publish
 
     def kept(rows: Any, *given: Any) -> Any:
         for number, path in enumerate(rows.paths):
@@ -124,8 +124,8 @@ def _change(
         spent["publish"].append(whole - sum(spent["tidegate"][before:]))
         return found
 
-    LakeRows.apply = kept  # type: ignore[method-assign]
-    LakeDestination.publish = watched  # type: ignore[method-assign]
+    IcebergCommit.apply = kept  # type: ignore[method-assign]
+    IcebergTarget.publish = watched  # type: ignore[method-assign]
     try:
         for _ in range(repeats + 1):
             for old in folder.glob("*.parquet"):
@@ -134,8 +134,8 @@ def _change(
             report.note(f"into a lake, 1% change: {timed(lambda: project.run('orders')):.2f} s")
             spent["bare"].append(timed(lambda: _bare_merge(spark, catalog, shape, folder)))
     finally:
-        LakeRows.apply = apply  # type: ignore[method-assign]
-        LakeDestination.publish = publish  # type: ignore[method-assign]
+        IcebergCommit.apply = apply  # type: ignore[method-assign]
+        IcebergTarget.publish = publish  # type: ignore[method-assign]
     _check(source, catalog)
     times = {side: min(found[1:]) for side, found in spent.items()}
     report.note(f"merging 1%: {times['tidegate']:.2f} s, a bare MERGE {times['bare']:.2f} s")

@@ -19,7 +19,7 @@ from benchmarks.shop import (
     make_source,
     make_target,
 )
-from tidegate.postgres.connect import Connection
+from tidegate.postgres.connection import Connection
 from tidegate.project import Project
 
 SETTINGS = """

@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 
 from psycopg import sql
 
-from tidegate.control.plane import ControlPlane
-from tidegate.control.task_months import TABLES, TaskMonths
-from tidegate.postgres.connect import Connection
+from tidegate.jobs.control_database import ControlDatabase
+from tidegate.jobs.history.writer import TABLES, TaskMonths
+from tidegate.postgres.connection import Connection
 
 NAMES = 100
 EVENTS_A_RUN = 4
@@ -59,7 +59,9 @@ FROM runs r CROSS JOIN LATERAL (
 """
 
 
-def fill_history(connection: Connection, plane: ControlPlane, *, events: int, now: datetime) -> int:
+def fill_history(
+    connection: Connection, plane: ControlDatabase, *, events: int, now: datetime
+) -> int:
     """So many events of the project shop, up to a minute ago; returns how many runs that are."""
     runs = events // EVENTS_A_RUN
     months = TaskMonths(plane)

@@ -9,7 +9,7 @@ from pathlib import Path
 from psycopg import sql
 
 from benchmarks.report import Report
-from tidegate.postgres.connect import Connection
+from tidegate.postgres.connection import Connection
 from tidegate.project import Project
 
 SETTINGS = """

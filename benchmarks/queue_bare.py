@@ -7,7 +7,7 @@ import uuid
 
 import psycopg
 
-from tidegate.postgres.connect import Connection
+from tidegate.postgres.connection import Connection
 
 TABLES = """
 CREATE TABLE jobs (

@@ -6,8 +6,8 @@ import time
 
 from benchmarks.queue_side import settle
 from benchmarks.report import Report
-from tidegate.control.plane import ControlPlane
-from tidegate.postgres.connect import Connection
+from tidegate.jobs.control_database import ControlDatabase
+from tidegate.postgres.connection import Connection
 
 _QUEUED = """
 WITH queued AS (
@@ -26,7 +26,7 @@ WAITING = 1_000
 _AT_A_TIME = 50_000
 
 
-def run(report: Report, plane: ControlPlane, connection: Connection, finished: int) -> None:
+def run(report: Report, plane: ControlDatabase, connection: Connection, finished: int) -> None:
     """Let so many jobs pass through the queue, the last of them behind some that wait."""
     connection.execute(_QUEUED.format(schema=plane.schema, status="pending", count=WAITING))
     settle(connection)
@@ -49,10 +49,10 @@ def run(report: Report, plane: ControlPlane, connection: Connection, finished: i
 
 
 def _count(
-    report: Report, plane: ControlPlane, connection: Connection, what: str, expected: int
+    report: Report, plane: ControlDatabase, connection: Connection, what: str, expected: int
 ) -> list[str]:
     """Print the plan and the best time; returns the plan's scans."""
-    query = plane.statement("job_queue", "depth").as_string(connection)
+    query = plane.statement("jobs/job_queue", "depth").as_string(connection)
     lines = [str(row[0]) for row in connection.execute(f"EXPLAIN {query}")]
     scans = [line.split("(")[0].strip(" ->") for line in lines if "Scan" in line]
     times = []

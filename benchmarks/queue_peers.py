@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.peers import Peer, url
 from benchmarks.queue_side import Stamps, span_of
-from tidegate.postgres.connect import Connection
+from tidegate.postgres.connection import Connection
 
 PACKAGES = {
     "procrastinate": (

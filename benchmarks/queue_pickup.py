@@ -20,7 +20,7 @@ import psycopg
 
 from benchmarks.queue_side import Stamps
 from benchmarks.report import Report
-from tidegate.postgres.connect import Connection
+from tidegate.postgres.connection import Connection
 
 CHANNEL = "bare"
 SPACING_SECONDS = (0.02, 0.06)

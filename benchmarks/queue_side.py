@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from tidegate.postgres.connect import Connection
+from tidegate.postgres.connection import Connection
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 from benchmarks.queue_side import Stamps, span_of
-from tidegate.control.bulk import submit_many
-from tidegate.control.jobs import Jobs
-from tidegate.control.plane import ControlPlane
-from tidegate.model.job import NOTHING, JobRequest, LockAt
-from tidegate.postgres.connect import Connection
+from tidegate.jobs.bulk import submit_many
+from tidegate.jobs.control_database import ControlDatabase
+from tidegate.jobs.job import NOTHING, JobRequest, LockAt
+from tidegate.jobs.queue import Jobs
+from tidegate.postgres.connection import Connection
 
 REQUEST = JobRequest("bench", NOTHING, "noop", None, lock_at=LockAt.NEVER)
 _TABLES = ("job_queue", "job_attempts", "job_actions", "table_locks", "job_audit", "jobs")
@@ -32,7 +32,7 @@ class TidegateQueue:
     """The control tables of a project, and `tidegate worker` started in its folder."""
 
     def __init__(
-        self, folder: Path, plane: ControlPlane, connection: Connection, concurrency: int
+        self, folder: Path, plane: ControlDatabase, connection: Connection, concurrency: int
     ) -> None:
         self.connection = connection
         self._folder = folder

@@ -16,7 +16,7 @@ from benchmarks.queue_peers import PeerQueue, install
 from benchmarks.queue_side import Queue, measure, settle
 from benchmarks.queue_tidegate import TidegateQueue
 from benchmarks.report import Report
-from tidegate.postgres.connect import Connection
+from tidegate.postgres.connection import Connection
 from tidegate.project import Project
 
 SETTINGS = """

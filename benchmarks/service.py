@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.report import Report
-from tidegate.control.api_tokens import ApiTokens
-from tidegate.control.lake_tables import LakeTables
-from tidegate.model.access import Scope
-from tidegate.model.maintenance import Amount
-from tidegate.model.relation import Endpoint, Relation
-from tidegate.model.table_facts import TableFacts
+from tidegate.admin.tokens import ApiTokens
+from tidegate.core.identity import Scope
+from tidegate.core.relation import Endpoint, Relation
+from tidegate.core.table_actions import Amount
+from tidegate.maintenance.facts import TableFacts
+from tidegate.maintenance.table_cache import TableCache
 from tidegate.project import Project
 
 TARGET = Endpoint("lake", Relation("raw", "orders"))
@@ -84,7 +84,7 @@ def _prepare(project: Project) -> str:
     context = project.context
     context.control_id()
     with context.plane.connect() as control:
-        tables = LakeTables(context.plane, project.name)
+        tables = TableCache(context.plane, project.name)
         tables.put(control, TARGET, _FACTS, tables.clock(control))
         tables.note_refreshed(control, "lake", tables.clock(control))
         tokens = ApiTokens(context.plane)

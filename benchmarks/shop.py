@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidegate.postgres.connect import Connection
+from tidegate.postgres.connection import Connection
 
 COLUMNS = (
     "id", "customer_id", "status", "currency", "total", "tax", "quantity", "paid", "note",

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.floor import upsert
 from benchmarks.shop import TABLE
-from tidegate.postgres.connect import Connection
+from tidegate.postgres.connection import Connection
 
 PACKAGE = "org.postgresql:postgresql:42.7.9"
 PARTITIONS = 4

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from benchmarks.report import Report
 from benchmarks.written_table import write_table
-from tidegate.lake.catalog import Catalog
-from tidegate.lake.metadata import HADOOP, open_table
-from tidegate.lake.table_facts import read_facts
-from tidegate.model.relation import Relation
-from tidegate.postgres.connect import Connection
+from tidegate.core.relation import Relation
+from tidegate.iceberg.catalog import Catalog
+from tidegate.iceberg.metadata import HADOOP, open_table
+from tidegate.maintenance.facts import read_facts
+from tidegate.postgres.connection import Connection
 
 ORDERS = Relation("raw", "orders")
 _FILES_PER_MANIFEST = 500

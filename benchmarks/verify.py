@@ -9,9 +9,9 @@ from pathlib import Path
 from benchmarks.load import best, timed
 from benchmarks.report import Report
 from benchmarks.shop import make_source
-from tidegate.model.verification import Verdict
-from tidegate.postgres.connect import Connection
+from tidegate.postgres.connection import Connection
 from tidegate.project import Project
+from tidegate.verify.report import Verdict
 
 SETTINGS = """
 [project]

@@ -10,7 +10,7 @@ from psycopg import sql
 
 from benchmarks.load import best
 from benchmarks.report import Report
-from tidegate.postgres.connect import Connection
+from tidegate.postgres.connection import Connection
 from tidegate.project import Project
 
 SETTINGS = """

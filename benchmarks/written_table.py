@@ -28,7 +28,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
 from pyiceberg.types import LongType, NestedField
 
-from tidegate.model.relation import Relation
+from tidegate.core.relation import Relation
 
 COLUMNS = 13
 PARTITIONS = 30

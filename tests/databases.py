@@ -14,9 +14,9 @@ from functools import partial
 import psycopg
 from psycopg import sql
 
-from tidegate.control.plane import ControlPlane
-from tidegate.control.task_months import TaskMonths
-from tidegate.postgres.connect import connect
+from tidegate.jobs.control_database import ControlDatabase
+from tidegate.jobs.history.writer import TaskMonths
+from tidegate.postgres.connection import connect
 from tidegate.postgres.embedded import EmbeddedServer
 
 # The first OID that is given out to what users make.
@@ -115,7 +115,7 @@ class Databases:
         return name
 
     def _migrate(self, name: str) -> None:
-        plane = ControlPlane(
+        plane = ControlDatabase(
             partial(
                 connect, self._server.conninfo(name), name="the control database", autocommit=True
             )

@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 
 from chaos import parts_of
-from tidegate.failpoints import POINTS
-from tidegate.model.rules import Mode
+from tidegate.config.sync import Mode
+from tidegate.core.failpoints import POINTS
 
 ROOT = Path(__file__).parents[1]
 ANY = "any"

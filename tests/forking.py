@@ -89,8 +89,8 @@ def _run(request: Mapping[str, Any], streams: list[int]) -> NoReturn:
     os.chdir(request["folder"])
 
     import in_process
-    from tidegate import failpoints
     from tidegate.cli.main import main
+    from tidegate.core import failpoints
 
     if in_process.VARIABLE in os.environ:
         in_process.install()

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tidegate.model.load import StagedWrite
-from tidegate.pipeline import context
-from tidegate.spark.copying import Copy, Sessions, _copy_share
-from tidegate.spark.grouping import Stager
-from tidegate.spark.outcome import raised
+from tidegate.core.batch import StagedWrite
+from tidegate.load import context
+from tidegate.spark.binary_copy import Copy, CopySessions, _copy_share
 from tidegate.spark.session import SparkSessions
+from tidegate.spark.stager import Stager
+from tidegate.spark.task_outcome import raised
 
 VARIABLE = "TESTS_COPY_IN_PROCESS"
 """set for a command of Tidegate that is forked, to have it copy in its own process"""
@@ -24,7 +24,7 @@ class InProcess(Stager):
     """Stages each share of a batch, one after the other."""
 
     def stage(self, copy: Copy) -> tuple[StagedWrite, ...]:
-        with Sessions() as sessions:
+        with CopySessions() as sessions:
             shares = range(len(copy.reader.statements))
             outcomes = [_copy_share(copy, share, sessions) for share in shares]
         for failed in (one for one in outcomes if one.get("kind")):

@@ -80,7 +80,7 @@ def _waits(frame: FrameType | None) -> bool:
 
 def _be_like(asking: Mapping[str, Any]) -> None:
     """Have the environment, the folder and the modules of who was started as a daemon."""
-    from tidegate import failpoints
+    from tidegate.core import failpoints
 
     os.environ.clear()
     os.environ.update(asking["environment"])

@@ -10,8 +10,8 @@ __all__ = ["Project", "__version__", "luigi_id", "needs", "open", "publish", "sy
 
 if TYPE_CHECKING:
     from tidegate.declare import needs, sync, task
-    from tidegate.model.luigi import luigi_id
     from tidegate.project import Project, publish
+    from tidegate.tasks.luigi import luigi_id
 
     open = Project.open
 
@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(declare, name)
     if name == "luigi_id":
-        from tidegate.model.luigi import luigi_id
+        from tidegate.tasks.luigi import luigi_id
 
         return luigi_id
     if name in ("Project", "open", "publish"):

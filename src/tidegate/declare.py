@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
-from tidegate.model.task import Need
+from tidegate.config.task import Need
 
 Transform = Callable[[Any], Any]
 

@@ -10,74 +10,71 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tidegate.control.limits import Limits
-from tidegate.control.workers import user_name
-from tidegate.errors import UsageError
-from tidegate.insight.adoption import examine, record_adoption
-from tidegate.insight.following import QueuedJob
-from tidegate.insight.history import TaskHistory
-from tidegate.insight.markers import Marker
-from tidegate.insight.superseded import (
-    Vacuumed,
+from tidegate.admin.adopt import examine_table, record_adoption
+from tidegate.admin.adopted_table import Adoption, StartingPoint
+from tidegate.admin.marker import Marker, forget_task
+from tidegate.admin.watermark import SyncWatermark
+from tidegate.config import Settings, find_project, load_settings
+from tidegate.config.keywords import read_publish
+from tidegate.config.sync import Duplicates, Group, Mode, RemovalLimit, RowCheck, Rules, Sync
+from tidegate.config.task import Step, Task, TaskRun
+from tidegate.core.batch import LoadResult
+from tidegate.core.errors import UsageError
+from tidegate.core.relation import Endpoint, Relation
+from tidegate.core.units import parse_duration
+from tidegate.declarations import Declarations, read_declarations
+from tidegate.events.model import PHASES, Phase
+from tidegate.events.project_events import ProjectEvents, find_events
+from tidegate.events.runner import (
+    COMMAND as EVENT_COMMAND,
+)
+from tidegate.events.runner import (
+    EventOptions,
+    EventReport,
+    EventRunner,
+    prepare_events,
+    scheduled_events,
+)
+from tidegate.job_kinds import handlers_of
+from tidegate.jobs.attempt import hold_table
+from tidegate.jobs.claim import open_heartbeat
+from tidegate.jobs.dependencies import Limits
+from tidegate.jobs.heartbeat import Heartbeat
+from tidegate.jobs.history.query import TaskHistory
+from tidegate.jobs.job import EVENT, SYNC, TASK, VACUUM, Submitted
+from tidegate.jobs.loop import Loop
+from tidegate.jobs.notifier import Notifier
+from tidegate.jobs.queued_job import QueuedJob
+from tidegate.jobs.reclaim import ADOPT
+from tidegate.jobs.scheduler import Scheduler
+from tidegate.jobs.schedules import Scheduled, scheduled_syncs, scheduled_tasks
+from tidegate.jobs.sweeper import Sweeper
+from tidegate.jobs.worker import Worker, WorkerOptions
+from tidegate.jobs.worker_records import user_name
+from tidegate.load.context import Context
+from tidegate.load.runner import ManyReport, Runner, RunOptions, RunReport, SyncEnd, run_many
+from tidegate.load.selection import SelectedSyncs, expand
+from tidegate.load.sources.dataframe import Publisher, PublishReport, PublishRequest
+from tidegate.load.submit import QueueOptions, prepare_syncs, submit_sync
+from tidegate.maintenance.policy import PolicyRunner
+from tidegate.maintenance.table_cache import Refresher, cache_written_table
+from tidegate.maintenance.vacuum import (
+    VacuumReport,
     count_superseded,
     find_versions,
     remove_superseded,
 )
-from tidegate.insight.task_markers import forget_task
-from tidegate.insight.watermarks import SyncWatermark
-from tidegate.insight.why import explain_row, find_sync
-from tidegate.kinds import handlers_of
-from tidegate.model.adoption import Adoption, StartingPoint
-from tidegate.model.backfill import BackfillReport
-from tidegate.model.event_phase import PHASES, Phase
-from tidegate.model.explanation import Explanation
-from tidegate.model.group import Group
-from tidegate.model.job import EVENT, SYNC, TASK, VACUUM, Submitted
-from tidegate.model.load import LoadResult
-from tidegate.model.publish import Publish, PublishReport
-from tidegate.model.relation import Endpoint, Relation
-from tidegate.model.rules import Check, Duplicates, Mode, RemovalLimit, Rules
-from tidegate.model.scheduled import Scheduled
-from tidegate.model.sync import Sync
-from tidegate.model.task import Step, Task, TaskRun
-from tidegate.model.verification import Verification
-from tidegate.pipeline.context import Context
-from tidegate.pipeline.declarations import Declarations, read_declarations
-from tidegate.pipeline.events import Events, find_events
-from tidegate.pipeline.expanding import Expanded, expand
-from tidegate.pipeline.scheduled import scheduled_syncs, scheduled_tasks
-from tidegate.pipeline.task_graph import TaskGraph, build_graph, find_task
-from tidegate.pipeline.task_work import is_complete
-from tidegate.pipeline.verify import verify_sync
-from tidegate.postgres.connect import Connection
-from tidegate.runtime.backfilling import backfill_sync
-from tidegate.runtime.claiming import open_heartbeat
-from tidegate.runtime.event_jobs import COMMAND as EVENT_COMMAND
-from tidegate.runtime.event_jobs import prepare_events, scheduled_events
-from tidegate.runtime.event_runner import EventOptions, EventReport, EventRunner
-from tidegate.runtime.heartbeat import Heartbeat
-from tidegate.runtime.hold import hold_table
-from tidegate.runtime.loop import Loop
-from tidegate.runtime.many import ManyReport, SyncEnd, run_many
-from tidegate.runtime.notifier import Notifier
-from tidegate.runtime.policy_loop import PolicyKeeper
-from tidegate.runtime.publisher import Publisher
-from tidegate.runtime.reclaim import ADOPT
-from tidegate.runtime.refreshing import Refresher, note_written
-from tidegate.runtime.repairing import COMMAND, repair_sync
-from tidegate.runtime.runner import Runner, RunOptions, RunReport
-from tidegate.runtime.scheduled_syncs import prepare_syncs
-from tidegate.runtime.scheduled_tasks import prepare_tasks
-from tidegate.runtime.scheduler import Scheduler
-from tidegate.runtime.submitting import QueueOptions, submit_sync
-from tidegate.runtime.sweeper import Sweeper
-from tidegate.runtime.task_graph_run import GraphReport, GraphRun, StepEnd
-from tidegate.runtime.task_submitting import QueuedStep, step_requests, submit_graph
-from tidegate.runtime.worker import Worker, WorkerOptions
-from tidegate.settings import Settings, find_project, load_settings
-from tidegate.settings.durations import parse_duration
-from tidegate.settings.publish import read_publish
-from tidegate.spark.frame import require_frame
+from tidegate.postgres.connection import Connection
+from tidegate.spark.session import require_frame
+from tidegate.tasks.graph import TaskGraph, build_graph, find_task
+from tidegate.tasks.graph_runner import GraphReport, GraphRun, StepEnd
+from tidegate.tasks.runner import is_complete
+from tidegate.tasks.submit import QueuedStep, prepare_tasks, step_requests, submit_graph
+from tidegate.verify.backfill import BackfillReport, backfill_sync
+from tidegate.verify.repair import COMMAND, repair_sync
+from tidegate.verify.report import Explanation, Verification
+from tidegate.verify.verify import verify_sync
+from tidegate.verify.why import explain_row, find_sync
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -95,7 +92,7 @@ class Project:
         self.context = Context(
             settings,
             declared=lambda: read_declarations(settings).syncs,
-            on_written=note_written,
+            on_written=cache_written_table,
         )
         self._read: Declarations | None = None
 
@@ -172,7 +169,7 @@ class Project:
         *,
         fresh: bool = False,
         from_ledger: bool = False,
-    ) -> Expanded:
+    ) -> SelectedSyncs:
         """As `expand`, with what each group leaves out and why."""
         return expand(
             self.context,
@@ -355,7 +352,7 @@ class Project:
         given = {name: value for name, value in locals().items() if name not in ("self", "df")}
         frame, values = require_frame(df), read_publish(given)
         share = 1.0 if values.allow_removal else self.settings.safety.max_removed
-        publish = Publish(
+        publish = PublishRequest(
             target=Endpoint.parse(values.target),
             update_id=values.update_id,
             key=values.key,
@@ -365,7 +362,7 @@ class Project:
                 duplicates=Duplicates(values.duplicates),
                 before_sql=values.before_sql,
                 after_sql=values.after_sql,
-                checks=tuple(Check(*one) for one in values.checks.items()),
+                checks=tuple(RowCheck(*one) for one in values.checks.items()),
                 reject_limit=values.reject_limit,
                 removal=RemovalLimit.of(share, "publish it with allow_removal=True"),
             ),
@@ -404,7 +401,7 @@ class Project:
         """Take over a target table that is filled already; the next run goes on from there."""
         sync = self.sync(name)
         point = StartingPoint(None if at is None else str(at), from_target_max, back)
-        found = examine(self.context, sync, point, take_over=take_over)
+        found = examine_table(self.context, sync, point, take_over=take_over)
         if dry_run:
             return found
         result: dict[str, Any] = {
@@ -470,14 +467,14 @@ class Project:
         with open_heartbeat(self.context, "tidegate backfill") as heartbeat:
             return backfill_sync(self.context, sync, heartbeat, low=low, high=high, chunk=chunk)
 
-    def vacuum(self, name: str | Sync, *, dry_run: bool = False) -> Vacuumed:
+    def vacuum(self, name: str | Sync, *, dry_run: bool = False) -> VacuumReport:
         """Remove the superseded versions that append with a key has kept."""
         sync = name if isinstance(name, Sync) else self.sync(name)
         if sync.refused is not None:
             raise sync.refused
         versions = find_versions(self.context, sync)
         if isinstance(versions, str):
-            return Vacuumed(sync.name, str(sync.target), dry_run=dry_run, note=versions)
+            return VacuumReport(sync.name, str(sync.target), dry_run=dry_run, note=versions)
         if dry_run:
             return count_superseded(self.context, versions)
         # Of a kind of its own: what the last run remembered stays what the next one needs.
@@ -491,7 +488,7 @@ class Project:
             return found
 
     @property
-    def events(self) -> Events:
+    def events(self) -> ProjectEvents:
         """What the project declares about its events; UsageError when it has none."""
         return find_events(self.context)
 
@@ -576,7 +573,7 @@ class Project:
         found = [self.sweeper(actor).loop(), Notifier(self.context).loop()]
         refresher = Refresher(self.context)
         if refresher.lakes:
-            policy = PolicyKeeper(self.context).loop()
+            policy = PolicyRunner(self.context).loop()
             found += [refresher.loop(then=policy.wake), policy]
         return found
 

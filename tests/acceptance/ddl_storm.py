@@ -29,9 +29,9 @@ if __name__ == "__main__":
 from forked import Forked
 from integration.conftest import Database, Place
 from integration.without_spark import open_without_spark, without_spark
-from tidegate.errors import TidegateError
-from tidegate.model.verification import Verdict
+from tidegate.core.errors import TidegateError
 from tidegate.project import Project
+from tidegate.verify.report import Verdict
 from tried import count as tried
 
 LOCK_SECONDS = 1

@@ -19,14 +19,14 @@ from acceptance.processes import until
 from integration.conftest import Database, MakePlace, Place
 from integration.filled_lakes import RELATION, open_table
 from integration.maintained import TARGET, ids, leave_file, location, order_of, small_files_place
-from tidegate.errors import TidegateError
-from tidegate.lake.engine import Engine, EngineSession
+from tidegate.core.errors import TidegateError
+from tidegate.core.identity import new_attempt_id
+from tidegate.core.table_actions import Action
+from tidegate.iceberg.engines import Engine, EngineSession
 from tidegate.ledger.fences import Fence, Fences
-from tidegate.model.identity import new_attempt_id
-from tidegate.model.maintenance import Action
-from tidegate.pipeline.maintenance_engine import engine_of
+from tidegate.maintenance.procedures import engine_of
+from tidegate.maintenance.runner import maintain_here
 from tidegate.project import Project
-from tidegate.runtime.maintaining_here import maintain_here
 
 FILES = 6
 SECRET = "s3cr3t-t0k3n"

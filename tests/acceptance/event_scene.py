@@ -13,9 +13,8 @@ from psycopg import sql
 
 from acceptance.processes import Ended, Process, WarmProcess
 from projects import toml
-from tidegate.insight.template_events import other_files
-from tidegate.pipeline.event_filling import generate_events
-from tidegate.pipeline.event_generation import Generation, Totals
+from tidegate.admin.scaffold import other_files
+from tidegate.events.generator import Generation, Totals, generate_events
 from tidegate.project import Project
 
 # What two runs of the same events may differ in: when, and in which transaction.

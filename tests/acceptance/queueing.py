@@ -17,15 +17,15 @@ import psycopg
 from acceptance import oracle
 from acceptance.harness import Scene
 from acceptance.processes import PATIENCE_SECONDS, STOPPED, Process, state_of, until
-from tidegate.control.jobs import Jobs
-from tidegate.model.job import NOTHING, VACUUM, JobRequest, LockAt, Submitted
-from tidegate.model.maintenance import Order
-from tidegate.model.relation import Endpoint, Relation
+from tidegate.core.relation import Endpoint, Relation
+from tidegate.core.table_actions import ActionList
+from tidegate.jobs.cancel import Cancelled, cancel_job
+from tidegate.jobs.claim import table_resource
+from tidegate.jobs.job import NOTHING, VACUUM, JobRequest, LockAt, Submitted
+from tidegate.jobs.queue import Jobs
+from tidegate.load.runner import RunOptions, sync_request
+from tidegate.maintenance.submit import maintenance_request
 from tidegate.project import Project
-from tidegate.runtime.cancel import Cancelled, cancel_job
-from tidegate.runtime.claiming import table_resource
-from tidegate.runtime.maintaining import maintenance_request
-from tidegate.runtime.runner import RunOptions, sync_request
 
 # What the defaults spread over seconds must not take seconds here.
 QUICK = {"poll": "1s", "sweep": "0.5s", "retry_after": "0.5s"}
@@ -89,7 +89,7 @@ class Queue:
             request = JobRequest(project.name, VACUUM, name, resource, payload)
             return self._submit(project, [request])[0]
 
-    def submit_maintenance(self, order: Order, name: str = "orders", **options: Any) -> UUID:
+    def submit_maintenance(self, order: ActionList, name: str = "orders", **options: Any) -> UUID:
         """Of a table of the lake; it takes its lock at once unless it says otherwise."""
         with self.opened() as project:
             target = Endpoint("lake", Relation("raw", name))

@@ -12,7 +12,7 @@ import tidegate
 from acceptance.processes import Process
 from few_rows import FEW_ROWS
 from java_archive import class_path
-from tidegate.lake.jars import lake_conf
+from tidegate.iceberg.jars import lake_conf
 from warm_python import WarmPython
 
 HOST = "127.0.0.1"

@@ -18,8 +18,8 @@ from acceptance.processes import until
 from acceptance.queueing import Queue
 from acceptance.slow_stage import SlowStage
 from chaos_seeds import chosen
-from tidegate.errors import UsageError
-from tidegate.model.job import JobStatus
+from tidegate.core.errors import UsageError
+from tidegate.jobs.job import JobStatus
 
 WORKER = {"lease": "30s", "heartbeat": "5s", "poll": "1s", "sweep": "1s"}
 FREE_WITHIN_SECONDS = 5.0

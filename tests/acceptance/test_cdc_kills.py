@@ -8,7 +8,7 @@ from acceptance import oracle
 from acceptance.conftest import MakeScene
 from acceptance.harness import Scene
 from acceptance.test_named_points import kill_at
-from tidegate.model.lsn import lsn_value
+from tidegate.core.watermark import lsn_value
 
 CDC = {"changes": "cdc", "cursor": None}
 IN_COPY = (

@@ -20,9 +20,9 @@ from acceptance.conftest import MakeQueue
 from acceptance.oracle import assert_idle, scalar
 from acceptance.processes import until
 from acceptance.queueing import Queue
-from tidegate.control.jobs import Jobs
-from tidegate.control.workers import Worker, Workers
-from tidegate.model.job import NOTHING, JobRequest, LockAt
+from tidegate.jobs.job import NOTHING, JobRequest, LockAt
+from tidegate.jobs.queue import Jobs
+from tidegate.jobs.worker_records import WorkerIdentity, Workers
 
 LEASE_SECONDS = 6.0
 WORKER = {
@@ -111,7 +111,7 @@ def hold_until(queue: Queue, leave: threading.Event) -> UUID:
     with queue.opened() as project:
         plane = project.context.plane
         with plane.connect() as control, plane.connect() as own:
-            me = Worker.of_this_process("shop", "test")
+            me = WorkerIdentity.of_this_process("shop", "test")
             Workers(plane).register(own, me, "0")
             jobs = Jobs(plane)
             request = JobRequest("shop", NOTHING, "held", None, lock_at=LockAt.NEVER)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tidegate.cli.demo_screen import DemoScreen
-from tidegate.insight.demo import Content, Pair, demo_folder
+from tidegate.admin.demo import DemoContent, Pair, demo_folder
+from tidegate.cli.demo import DemoScreen
 from tidegate.postgres.embedded import EmbeddedServer
 
 TABLES = {"orders", "order_items", "customers"}
@@ -123,8 +123,8 @@ def test_what_the_demo_shows_elsewhere_than_on_a_terminal_is_plain_lines(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     pairs = [
-        Pair("orders", Content(3240, "0123456789"), Content(3240, "0123456789")),
-        Pair("customers", Content(540, "abcdef0123"), Content(500, "ffffffffff")),
+        Pair("orders", DemoContent(3240, "0123456789"), DemoContent(3240, "0123456789")),
+        Pair("customers", DemoContent(540, "abcdef0123"), DemoContent(500, "ffffffffff")),
     ]
     DemoScreen().tables(pairs, ["agree", "as before"])
     shown = capsys.readouterr().out

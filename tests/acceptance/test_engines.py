@@ -22,11 +22,11 @@ from conftest import MakeDatabase
 from databases import Databases
 from integration.conftest import MakePlace, Place
 from integration.shared_places import shared_places
-from tidegate.errors import ConnectionFailed, DestinationError
-from tidegate.insight.doctor_engine import check_engine
-from tidegate.lake.thrift_engine import ThriftEngine
-from tidegate.model.check import Level
-from tidegate.pipeline.maintenance_engine import engine_of
+from tidegate.admin.doctor.finding import FindingLevel
+from tidegate.admin.doctor.iceberg import check_engine
+from tidegate.core.errors import ConnectionFailed, DestinationError
+from tidegate.iceberg.engines import ThriftEngine
+from tidegate.maintenance.procedures import engine_of
 
 LOCAL_CLUSTER = "local-cluster[2,1,1024]"
 
@@ -77,7 +77,7 @@ def test_a_spark_connect_server_maintains_beside_a_spark_of_this_process(
     # Otherwise every function of pyspark would speak to the server from now on.
     assert "SPARK_CONNECT_MODE_ENABLED" not in os.environ
     (found,) = check_engine(context)
-    assert found.level is Level.OK, found
+    assert found.level is FindingLevel.OK, found
 
 
 @pytest.mark.chaos
@@ -114,7 +114,7 @@ def test_a_thrift_server_maintains_and_logs_no_secret(
     assert engine_of(context) is engine_of(context)
     thrift.check()
     (found,) = check_engine(context)
-    assert found.level is Level.OK, found
+    assert found.level is FindingLevel.OK, found
     assert "CALL `lake`.system.rewrite_data_files" in thrift_server.log
     assert SECRET not in thrift_server.log
 
@@ -178,4 +178,4 @@ def test_a_session_of_thrift_ends_with_its_attempt_and_may_be_lost(
     with pytest.raises(ConnectionFailed, match="refused"), thrift.session("five"):
         pass
     (found,) = check_engine(thrift.project.context)
-    assert (found.level, found.name) == (Level.FAIL, "maintenance engine")
+    assert (found.level, found.name) == (FindingLevel.FAIL, "maintenance engine")

@@ -20,7 +20,7 @@ from acceptance.processes import until
 from acceptance.spark_server import SparkServer
 from chaos_seeds import chosen
 from conftest import MakeDatabase
-from tidegate.failpoints import POINTS
+from tidegate.core.failpoints import POINTS
 
 COUNT = 1_200
 INSTANCES = 4

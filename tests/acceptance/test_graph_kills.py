@@ -10,8 +10,8 @@ from acceptance.conftest import MakeQueue
 from acceptance.harness import NO_SPARK
 from acceptance.oracle import rows, scalar
 from acceptance.queueing import Queue
-from tidegate.control.jobs import Jobs
-from tidegate.model.job import NOTHING, JobRequest, LockAt
+from tidegate.jobs.job import NOTHING, JobRequest, LockAt
+from tidegate.jobs.queue import Jobs
 
 PIPELINES = """
 from datetime import date

@@ -11,7 +11,7 @@ import pytest
 from acceptance.conftest import MakeQueue
 from acceptance.processes import until
 from acceptance.queueing import SHORT_LEASE, Queue
-from tidegate.model.task_history import TaskRecord
+from tidegate.jobs.history.record import TaskRecord
 
 
 def remembered(queue: Queue, job_id: UUID) -> list[tuple[TaskRecord, list[str]]]:

@@ -20,7 +20,7 @@ from acceptance.test_zombies import (
     run_once_the_lease_is_over,
     stopped_past_its_lease,
 )
-from tidegate.model.job import JobStatus
+from tidegate.jobs.job import JobStatus
 
 # Nobody has to wait for it: the test itself says that it is over.
 LONG_LEASE = {"lease": "60s", "heartbeat": "20s"}

@@ -23,17 +23,17 @@ from acceptance.queueing import Queue
 from acceptance.spark_server import SparkServer
 from acceptance.test_lake_faults import Elsewhere, elsewhere
 from acceptance.test_worker_signals import tell
-from tidegate.model.job import LockAt
-from tidegate.model.maintenance import (
+from tidegate.core.table_actions import (
     Action,
+    ActionList,
     ActionOptions,
     ExpireSnapshots,
-    Order,
     RemoveOrphanFiles,
     RewriteDataFiles,
     RewriteManifests,
     RewritePositionDeleteFiles,
 )
+from tidegate.jobs.job import LockAt
 
 __all__ = ["elsewhere"]
 
@@ -44,9 +44,9 @@ OPTIONS: dict[Action, ActionOptions] = {
     Action.REWRITE_POSITION_DELETE_FILES: RewritePositionDeleteFiles(min_input_files=2),
     Action.REWRITE_MANIFESTS: RewriteManifests(),
 }
-EVERYTHING = Order.of(OPTIONS)
-REWRITE = Order.of({Action.REWRITE_DATA_FILES: OPTIONS[Action.REWRITE_DATA_FILES]})
-ORPHANS = Order.of({Action.REMOVE_ORPHAN_FILES: OPTIONS[Action.REMOVE_ORPHAN_FILES]})
+EVERYTHING = ActionList.of(OPTIONS)
+REWRITE = ActionList.of({Action.REWRITE_DATA_FILES: OPTIONS[Action.REWRITE_DATA_FILES]})
+ORPHANS = ActionList.of({Action.REMOVE_ORPHAN_FILES: OPTIONS[Action.REMOVE_ORPHAN_FILES]})
 POINTS = (
     "maintenance.healed",
     "action.started",

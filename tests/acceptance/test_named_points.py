@@ -8,7 +8,7 @@ from acceptance.conftest import CONNECT, LOCAL, MakeScene
 from acceptance.harness import Scene
 from acceptance.processes import Ended, assert_killed
 from acceptance.spark_server import SparkServer
-from tidegate.failpoints import POINTS
+from tidegate.core.failpoints import POINTS
 
 # These are passed in Spark's Python workers, which see our environment in local mode only; those
 # of a server that runs already are armed there.

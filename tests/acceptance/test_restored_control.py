@@ -14,7 +14,7 @@ from acceptance.harness import Scene
 from acceptance.oracle import rows, scalar
 from acceptance.queueing import Queue
 from acceptance.test_named_points import kill_at
-from tidegate.model.job import JobStatus
+from tidegate.jobs.job import JobStatus
 from tidegate.postgres.embedded import EmbeddedServer
 
 WORKER = {"lease": "30s", "heartbeat": "1s", "poll": "1s", "sweep": "1s"}

@@ -24,9 +24,9 @@ from integration.conftest import MakePlace, Place
 from integration.raw_events import event_place
 from integration.served import make_token
 from integration.test_api_process import address_of, served
-from tidegate.api.connections import REQUEST_SECONDS, WRITE_SECONDS
-from tidegate.model.access import Scope
+from tidegate.core.identity import Scope
 from tidegate.postgres.embedded import EmbeddedServer
+from tidegate.service.connections import REQUEST_SECONDS, WRITE_SECONDS
 from tried import count
 
 HONEST, PATIENT = 50, 250

@@ -20,8 +20,8 @@ from acceptance.processes import Process, until
 from acceptance.queueing import QUICK, Queue
 from acceptance.spark_server import SparkServer
 from chaos_seeds import chosen
-from tidegate.control.schedules import Schedules
-from tidegate.errors import BusyError, UsageError
+from tidegate.core.errors import BusyError, UsageError
+from tidegate.jobs.schedules import Schedules
 from tried import count
 
 MONTH = "2026-05"

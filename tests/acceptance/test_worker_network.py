@@ -19,9 +19,9 @@ from acceptance.oracle import scalar
 from acceptance.processes import until
 from acceptance.proxy import SilentProxy
 from acceptance.queueing import Queue
-from tidegate.control.jobs import Jobs
-from tidegate.errors import TidegateError
-from tidegate.model.job import NOTHING, JobRequest, LockAt
+from tidegate.core.errors import TidegateError
+from tidegate.jobs.job import NOTHING, JobRequest, LockAt
+from tidegate.jobs.queue import Jobs
 from tidegate.postgres.embedded import EmbeddedServer
 
 LOST = "control_database_lost"

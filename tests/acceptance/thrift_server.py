@@ -14,7 +14,7 @@ from thrift.transport.TTransport import TTransportException
 
 from acceptance.processes import Process
 from java_archive import class_path
-from tidegate.lake.jars import find_jars, lake_conf
+from tidegate.iceberg.jars import find_jars, lake_conf
 
 HOST = "127.0.0.1"
 _CLASS = "org.apache.spark.sql.hive.thriftserver.HiveThriftServer2"

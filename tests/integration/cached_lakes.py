@@ -8,11 +8,10 @@ from typing import Any
 
 from integration.conftest import MakePlace, Place
 from integration.filled_lakes import fill_table, lake_place, open_table, orders
-from tidegate.control.lake_tables import CachedTable, LakeTables
-from tidegate.model.relation import Endpoint, Relation
-from tidegate.postgres.connect import Connection
+from tidegate.core.relation import Endpoint, Relation
+from tidegate.maintenance.table_cache import CachedTable, Refreshed, Refresher, TableCache
+from tidegate.postgres.connection import Connection
 from tidegate.project import Project
-from tidegate.runtime.refreshing import Refreshed, Refresher
 
 ORDERS = Relation("raw", "orders")
 ITEMS = Relation("raw", "items")
@@ -63,10 +62,10 @@ def refresh(place: Place, **options: Any) -> Refreshed:
 
 def cached(place: Place, target: Endpoint = TARGET) -> CachedTable | None:
     with opened(place) as (project, control):
-        return LakeTables(project.context.plane, project.name).get(control, target)
+        return TableCache(project.context.plane, project.name).get(control, target)
 
 
 def names(place: Place, *lakes: str) -> list[str]:
     with opened(place) as (project, control):
-        found = LakeTables(project.context.plane, project.name).names(control, lakes or ("lake",))
+        found = TableCache(project.context.plane, project.name).names(control, lakes or ("lake",))
     return [str(one) for one in found]

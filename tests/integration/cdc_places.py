@@ -9,9 +9,9 @@ import pytest
 
 from integration.conftest import Database, MakePlace, Place
 from integration.without_spark import Make, open_without_spark
-from tidegate.errors import ChangesLost
-from tidegate.insight.status import read_status
-from tidegate.pipeline.plan import plan_project
+from tidegate.admin.status import read_status
+from tidegate.core.errors import ChangesLost
+from tidegate.load.planner import plan_project
 from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.project import Project
 

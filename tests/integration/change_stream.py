@@ -14,23 +14,22 @@ from psycopg import sql
 from databases import Databases
 from integration.conftest import Database, Place, Rows
 from integration.shared_places import shared_places
-from tidegate.destinations.lake import LakeDestination
-from tidegate.destinations.publication import Publication
-from tidegate.lake.reading import main_rows
+from tidegate.config.sync import Sync
+from tidegate.core.batch import Batch, BatchKind, Published
+from tidegate.core.identity import new_attempt_id
+from tidegate.core.relation import Endpoint, Relation
+from tidegate.core.shape import record_columns
+from tidegate.iceberg.rows import main_rows
 from tidegate.ledger.fences import Fence
-from tidegate.model.batch import Batch, BatchKind
-from tidegate.model.drift import record_columns
-from tidegate.model.identity import new_attempt_id
-from tidegate.model.load import Published
-from tidegate.model.relation import Endpoint, Relation
-from tidegate.model.sync import Sync
-from tidegate.pipeline.landing import Chunks, Landed, land
-from tidegate.pipeline.load import stage_and_publish
-from tidegate.pipeline.stage import Staged
-from tidegate.pipeline.stage_landed import stage_landed
+from tidegate.load.engine import stage_and_publish
+from tidegate.load.sources.cdc.landing import Chunks, LandedChanges, land
+from tidegate.load.sources.cdc.staging import stage_landed
+from tidegate.load.sources.postgres import PostgresSource
+from tidegate.load.stage import Staged
+from tidegate.load.target import Publication
+from tidegate.load.targets.iceberg.target import IcebergTarget
 from tidegate.postgres.catalog import describe_table
 from tidegate.project import Project
-from tidegate.sources.postgres import PostgresSource
 from tidegate.spark.session import SparkSessions
 
 START = "0/0"
@@ -108,7 +107,7 @@ class ChangeStream:
     def messages(self) -> Iterator[tuple[str, bytes]]:
         return peek(self.place.source, self.slot, self.slot)
 
-    def land(self, attempt_id: str, **options: Any) -> Landed:
+    def land(self, attempt_id: str, **options: Any) -> LandedChanges:
         given: dict[str, Any] = {
             "slot": self.slot,
             "relation": self.relation,
@@ -124,7 +123,7 @@ class ChangeStream:
         destination.ledger.ensure()
         return land(given.pop("messages", self.messages()), destination, attempt_id, **given)
 
-    def load(self, **options: Any) -> tuple[Landed, Published | None]:
+    def load(self, **options: Any) -> tuple[LandedChanges, Published | None]:
         """Land, stage and publish what the slot holds beyond the last load."""
         context, sync = self.project.context, self.sync
         destination = context.destination(self.target)
@@ -193,7 +192,7 @@ class ChangeStream:
     def lake_rows(self) -> list[dict[str, Any]]:
         """What the table of a lake holds, in the order of its keys."""
         destination = self.project.context.destination(self.target)
-        assert isinstance(destination, LakeDestination)
+        assert isinstance(destination, IcebergTarget)
         found = main_rows(destination.catalog, self.target.relation)
         assert found is not None
         names = [one.name for one in found.metadata.schema().fields]

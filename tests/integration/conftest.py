@@ -15,9 +15,9 @@ from conftest import MakeDatabase
 from few_rows import FEW_ROWS
 from in_process import InProcess
 from projects import toml
-from tidegate.lake.jars import lake_conf
+from tidegate.config import SparkSettings
+from tidegate.iceberg.jars import lake_conf
 from tidegate.project import Project
-from tidegate.settings import SparkSettings
 from tidegate.spark.session import SparkSessions
 
 Rows = list[tuple[Any, ...]]

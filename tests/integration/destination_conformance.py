@@ -8,7 +8,8 @@ from __future__ import annotations
 import pytest
 
 from integration.destination_harness import MakeHarness, Row, load
-from tidegate.errors import (
+from tidegate.core.batch import Batch, BatchKind
+from tidegate.core.errors import (
     DeclarationError,
     DestinationError,
     FenceLost,
@@ -16,7 +17,6 @@ from tidegate.errors import (
     StagingLost,
     WatermarkMoved,
 )
-from tidegate.model.batch import Batch, BatchKind
 
 __all__ = ["MakeHarness", "Row", "load"]
 

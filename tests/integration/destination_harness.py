@@ -9,21 +9,18 @@ from typing import Any, Generic, Protocol, TypeVar
 from uuid import uuid4
 
 from integration.conftest import Database
-from tidegate.destinations.destination import Destination
-from tidegate.destinations.publication import Publication
+from tidegate.config.sync import Duplicates, Mode, Rules
+from tidegate.core.batch import Batch, BatchKind, Published, StagedWrite
+from tidegate.core.identity import new_attempt_id
+from tidegate.core.shape import Shape, StagedColumn
+from tidegate.core.watermark import CursorType, Watermark
 from tidegate.ledger.fences import Fence
-from tidegate.model.batch import Batch, BatchKind
-from tidegate.model.cursor import CursorType
-from tidegate.model.identity import new_attempt_id
-from tidegate.model.load import Published, StagedWrite
-from tidegate.model.rules import Duplicates, Mode, Rules
-from tidegate.model.shape import Shape, StagedColumn
-from tidegate.model.watermark import Watermark
+from tidegate.load.target import Publication, Target
 
 PIPELINE = "shop.orders"
 COLUMNS = "id integer, name text, c bigint"
 Row = tuple[Any, ...]
-D = TypeVar("D", bound=Destination)
+D = TypeVar("D", bound=Target)
 
 
 class DestinationHarness(ABC, Generic[D]):

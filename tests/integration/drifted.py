@@ -11,13 +11,12 @@ import pytest
 from integration.conftest import Database
 from integration.destination_harness import load
 from integration.postgres_harness import PostgresHarness, make_shape
-from tidegate.errors import DestinationError
-from tidegate.model.drift import record_columns
-from tidegate.model.rules import Drift, Rules
-from tidegate.model.shape import Shape
+from tidegate.config.sync import DriftPolicy, Rules
+from tidegate.core.errors import DestinationError
+from tidegate.core.shape import Shape, record_columns
 
 BEFORE = "id integer, name text, n integer, c bigint"
-EVOLVE, FREEZE = Rules(), Rules(drift=Drift.FREEZE)
+EVOLVE, FREEZE = Rules(), Rules(drift=DriftPolicy.FREEZE)
 
 
 def columns(text: str, *, not_null: str = "", key: str = "id") -> Shape:

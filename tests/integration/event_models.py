@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tidegate.model.event import EventLimits
-from tidegate.model.event_model import Dimension, EventModel, Field, FieldType, View
-from tidegate.model.json_path import JsonPath
-from tidegate.model.relation import Relation
-from tidegate.pipeline.events import Events
-from tidegate.settings.events import EventSettings
+from tidegate.config.service_sections import EventSettings
+from tidegate.core.relation import Relation
+from tidegate.events.model import Dimension, EventField, EventModel, EventView, FieldType, JsonPath
+from tidegate.events.project_events import ProjectEvents
+from tidegate.events.reader import EventLimits
 
 DAY = 86_400.0
 
 
-def field(name: str, path: str, type_: FieldType = FieldType.TEXT, **more: Any) -> Field:
-    return Field(name, JsonPath.parse(path), type_, **more)
+def field(name: str, path: str, type_: FieldType = FieldType.TEXT, **more: Any) -> EventField:
+    return EventField(name, JsonPath.parse(path), type_, **more)
 
 
 def small_model(**changes: Any) -> EventModel:
@@ -45,12 +44,12 @@ def small_model(**changes: Any) -> EventModel:
             ),
         ),
         views=(
-            View(
+            EventView(
                 Relation("analytics", "mv_pages"),
                 "SELECT page, count(*) AS events FROM warehouse.fact_events GROUP BY page",
                 ("page",),
             ),
-            View(
+            EventView(
                 Relation("analytics", "mv_days"),
                 "SELECT (occurred_at AT TIME ZONE 'UTC')::date AS day, sum(cost) AS cost\n"
                 "FROM warehouse.fact_events GROUP BY 1 -- by day",
@@ -61,10 +60,10 @@ def small_model(**changes: Any) -> EventModel:
     return replace(model, **changes)
 
 
-def small_events(model: EventModel | None = None, **settings: Any) -> Events:
+def small_events(model: EventModel | None = None, **settings: Any) -> ProjectEvents:
     """The events of a project with that model, on the connection `warehouse`."""
     values = EventSettings(connection="warehouse", **settings)
-    return Events(
+    return ProjectEvents(
         connection="warehouse",
         raw=Relation.parse(values.raw_table),
         model=model or small_model(),

@@ -14,10 +14,10 @@ from psycopg import sql
 
 from integration.conftest import Database, Place, Rows
 from integration.event_models import small_events
-from tidegate.model.event_batch import Processed
-from tidegate.pipeline.event_process import process
-from tidegate.pipeline.event_tables import ensure_tables
-from tidegate.pipeline.events import Events
+from tidegate.events.model import Processed
+from tidegate.events.process import process
+from tidegate.events.project_events import ProjectEvents
+from tidegate.events.tables import ensure_tables
 from tidegate.project import Project
 
 TABLES = ("warehouse.fact_events", "warehouse.dim_users", "warehouse.dim_places")
@@ -45,7 +45,7 @@ class Queue:
 
     project: Project
     place: Place
-    events: Events
+    events: ProjectEvents
 
     @classmethod
     def make(cls, project: Project, place: Place, **settings: Any) -> Queue:

@@ -27,12 +27,12 @@ from pyiceberg.table.update import update_table_metadata
 from databases import Databases
 from integration.conftest import Database, MakePlace, Place
 from integration.shared_places import shared_places
-from tidegate.lake.catalog import Catalog
-from tidegate.lake.metadata import read_table
-from tidegate.model.lake import LakeTable
-from tidegate.model.relation import Endpoint, Relation
+from tidegate.core.relation import Endpoint, Relation
+from tidegate.iceberg.catalog import Catalog
+from tidegate.iceberg.metadata import read_table
+from tidegate.iceberg.table import IcebergTable
+from tidegate.jobs.attempt import hold_table
 from tidegate.project import Project
-from tidegate.runtime.hold import hold_table
 
 ORDERS = {"source": "shop:public.orders", "target": "lake:raw.orders", "cursor": "updated_at"}
 RELATION = Relation("raw", "orders")
@@ -71,7 +71,7 @@ def catalog_of(place: Place) -> Catalog:
     return Project.open(place.folder).context.catalog("lake")
 
 
-def table_of(place: Place, relation: Relation = RELATION) -> LakeTable:
+def table_of(place: Place, relation: Relation = RELATION) -> IcebergTable:
     found = read_table(catalog_of(place), relation)
     assert found is not None
     return found

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tidegate.config.sync import Sync
 from tidegate.ledger.watermarks import Watermarks
-from tidegate.model.sync import Sync
 
 SHOP = {"name": "shop", "source": "shop:public.*", "target": "warehouse:raw.{table}"}
 STAMPED = "id int PRIMARY KEY, updated_at timestamptz NOT NULL DEFAULT now()"

@@ -17,7 +17,7 @@ import typer
 
 from integration.commands import Done
 from tidegate.cli import main as cli
-from tidegate.log import LOGGER
+from tidegate.core.log import LOGGER
 
 # What Typer would make anew for each call.
 _COMMAND = typer.main.get_command(cli.app)

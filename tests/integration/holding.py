@@ -14,9 +14,8 @@ from psycopg.conninfo import make_conninfo
 
 from conftest import MakeDatabase
 from integration.conftest import Database
-from tidegate.control.plane import ControlPlane
-from tidegate.insight.vacuum_horizon import read_vacuum_horizon
-from tidegate.model.vacuum_horizon import VacuumHolder, VacuumHorizon
+from tidegate.admin.vacuum_horizon import VacuumHolder, VacuumHorizon, read_vacuum_horizon
+from tidegate.jobs.control_database import ControlDatabase
 
 ROWS = 10
 FIVE_MINUTES = 300.0
@@ -25,7 +24,7 @@ FIVE_MINUTES = 300.0
 def look(
     database: Database, warning_seconds: float = 0.0, conninfo: str | None = None
 ) -> VacuumHorizon:
-    plane = ControlPlane(database.connect)
+    plane = ControlDatabase(database.connect)
     with psycopg.connect(conninfo or database.conninfo, autocommit=True) as session:
         return read_vacuum_horizon(session, plane, warning_seconds)
 

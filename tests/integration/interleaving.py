@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.destinations import lake_publishing
+from tidegate.load.targets.iceberg import publish
 
 _WAIT_SECONDS = 240.0
 _running: dict[int, Steps] = {}
@@ -72,7 +72,7 @@ def reach(name: str) -> None:
 @pytest.fixture
 def stepwise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts in `Steps` halt at the points of publishing."""
-    monkeypatch.setattr(lake_publishing, "reach", reach)
+    monkeypatch.setattr(publish, "reach", reach)
 
 
 def crash_at(monkeypatch: pytest.MonkeyPatch, point: str) -> None:
@@ -80,7 +80,7 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, point: str) -> None:
 
     def crash(name: str) -> None:
         if name == point:
-            monkeypatch.setattr(lake_publishing, "reach", lambda _: None)
+            monkeypatch.setattr(publish, "reach", lambda _: None)
             raise Crash(name)
 
-    monkeypatch.setattr(lake_publishing, "reach", crash)
+    monkeypatch.setattr(publish, "reach", crash)

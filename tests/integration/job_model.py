@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from tidegate.model.job import Claim, JobStatus, LockAt, Submitted
+from tidegate.jobs.job import Claim, JobStatus, LockAt, Submitted
 
 MAX_ATTEMPTS = 2
 Locks = dict[str, UUID]

@@ -16,14 +16,14 @@ import pytest
 from databases import Databases
 from integration.conftest import MakePlace
 from integration.shared_places import shared_places
-from tidegate.control.cancels import Cancels
-from tidegate.control.dead import DeadAttempt, DeadAttempts
-from tidegate.control.job_records import JobRecord, JobRecords
-from tidegate.control.jobs import Jobs
-from tidegate.control.plane import ControlPlane
-from tidegate.control.workers import Worker, Workers
-from tidegate.model.job import Claim, JobRequest, JobStatus, LockAt, Submission, Submitted
-from tidegate.postgres.connect import Connection, connect
+from tidegate.jobs.cancel import Cancels
+from tidegate.jobs.control_database import ControlDatabase
+from tidegate.jobs.job import Claim, JobRequest, JobStatus, LockAt, Submission, Submitted
+from tidegate.jobs.job_records import JobRecord, JobRecords
+from tidegate.jobs.queue import Jobs
+from tidegate.jobs.reclaim import LostAttempt, LostAttempts
+from tidegate.jobs.worker_records import WorkerIdentity, Workers
+from tidegate.postgres.connection import Connection, connect
 from tidegate.postgres.embedded import EmbeddedServer
 
 RESOURCE = "postgres:1/warehouse/raw.orders"
@@ -66,7 +66,7 @@ def end_session(own: Connection, watching: Connection) -> None:
 class Store:
     """The parts of the job store on one database, with short ways to use them."""
 
-    plane: ControlPlane
+    plane: ControlDatabase
     session: Connection
     """of the test's own, in the control schema"""
     stack: ExitStack
@@ -78,8 +78,8 @@ class Store:
         return Jobs(self.plane)
 
     @cached_property
-    def dead(self) -> DeadAttempts:
-        return DeadAttempts(self.plane)
+    def dead(self) -> LostAttempts:
+        return LostAttempts(self.plane)
 
     @cached_property
     def cancels(self) -> Cancels:
@@ -103,9 +103,9 @@ class Store:
         assert submitted.job_id is not None
         return submitted.job_id
 
-    def new_worker(self) -> Worker:
+    def new_worker(self) -> WorkerIdentity:
         """A live worker with a session of its own."""
-        worker = Worker.of_this_process()
+        worker = WorkerIdentity.of_this_process()
         own = self.stack.enter_context(self.plane.connect())
         Workers(self.plane).register(own, worker, "0")
         self.sessions[worker.worker_id] = own
@@ -175,7 +175,7 @@ class Store:
             job_id,
         )
 
-    def reclaim(self, **options: Any) -> DeadAttempt:
+    def reclaim(self, **options: Any) -> LostAttempt:
         """A sweeper takes back the one job whose attempt is dead."""
         (dead,) = self.dead.list(self.session)
         assert self.dead.reclaim(self.session, dead, "sweeper", **options)
@@ -237,7 +237,7 @@ class Store:
 
 
 @contextmanager
-def control_session(plane: ControlPlane) -> Iterator[dict[str, Any]]:
+def control_session(plane: ControlDatabase) -> Iterator[dict[str, Any]]:
     """What a store is made of."""
     with ExitStack() as stack:
         session = stack.enter_context(plane.connect())
@@ -249,7 +249,7 @@ def control_session(plane: ControlPlane) -> Iterator[dict[str, Any]]:
 def open_store(server: EmbeddedServer, databases: Databases) -> Iterator[Store]:
     """A control plane on a database of its own."""
     name = databases.make("store", control=True)
-    plane = ControlPlane(
+    plane = ControlDatabase(
         partial(connect, server.conninfo(name), name="the control database", autocommit=True)
     )
     with control_session(plane) as parts:

@@ -26,19 +26,19 @@ from integration.destination_harness import (
 )
 from integration.filled_lakes import CatalogClient
 from integration.postgres_harness import open_session, shared
-from tidegate.destinations.lake import LakeDestination
-from tidegate.lake.catalog import Catalog
-from tidegate.lake.files import arrow_schema, write_file
-from tidegate.lake.metadata import HADOOP
-from tidegate.lake.session import LakeSession, lake_session
+from tidegate.config.sync import Mode, Rules
+from tidegate.core.batch import StagedWrite
+from tidegate.core.relation import Relation
+from tidegate.core.shape import Shape, StagedColumn
+from tidegate.iceberg.catalog import Catalog
+from tidegate.iceberg.metadata import HADOOP
+from tidegate.iceberg.session import IcebergSession, iceberg_session
+from tidegate.iceberg.staged_files import arrow_schema, write_file
+from tidegate.iceberg.table import EMBEDDED, IcebergTable
 from tidegate.ledger.fences import Fence
 from tidegate.ledger.ledger import Ledger
-from tidegate.model.lake import EMBEDDED, LakeTable
-from tidegate.model.load import StagedWrite
-from tidegate.model.relation import Relation
-from tidegate.model.rules import Mode, Rules
-from tidegate.model.shape import Shape, StagedColumn
-from tidegate.postgres.connect import Connection
+from tidegate.load.targets.iceberg.target import IcebergTarget
+from tidegate.postgres.connection import Connection
 from tidegate.postgres.types import lake_type
 from tidegate.spark.session import SparkSessions
 
@@ -137,14 +137,14 @@ def append_harness(lake: Lake, **options: Any) -> LakeHarness:
     return LakeHarness(lake, shape, Rules(mode=Mode.APPEND), **options)
 
 
-class LakeHarness(DestinationHarness[LakeDestination]):
+class LakeHarness(DestinationHarness[IcebergTarget]):
     """A table of a lake with the ledger beside it."""
 
     def __init__(
         self, lake: Lake, shape: Shape | None = None, rules: Rules | None = None, **options: Any
     ) -> None:
         self.lake = lake
-        destination = LakeDestination(
+        destination = IcebergTarget(
             catalog=lake.catalog,
             relation=Relation("raw", f"orders_{uuid4().hex[:6]}"),
             ledger=lake.ledger(),
@@ -205,7 +205,7 @@ class LakeHarness(DestinationHarness[LakeDestination]):
     def staged_tables(self) -> int:
         return len(self._staged())
 
-    def read(self) -> LakeTable:
+    def read(self) -> IcebergTable:
         found = self.destination.read()
         assert found is not None
         return found
@@ -226,8 +226,8 @@ class LakeHarness(DestinationHarness[LakeDestination]):
             )
         )
 
-    def session(self, attempt_id: str | None = None) -> AbstractContextManager[LakeSession]:
-        return lake_session(self.lake.sessions, self.lake.catalog, attempt_id)
+    def session(self, attempt_id: str | None = None) -> AbstractContextManager[IcebergSession]:
+        return iceberg_session(self.lake.sessions, self.lake.catalog, attempt_id)
 
     def foreign(self) -> Table:
         """The table as it is now, for somebody else to write to without Spark."""

@@ -16,11 +16,11 @@ from integration.commands import Done
 from integration.conftest import MakePlace, Place, Rows
 from integration.filled_lakes import open_table, rows_of, table_of
 from integration.here import tidegate
-from tidegate.lake.session import LakeSession, lake_session
-from tidegate.model.lake import LakeTable
-from tidegate.model.relation import Relation
+from tidegate.core.relation import Relation
+from tidegate.iceberg.session import IcebergSession, iceberg_session
+from tidegate.iceberg.table import IcebergTable
+from tidegate.load.runner import RunReport
 from tidegate.project import Project
-from tidegate.runtime.runner import RunReport
 from tidegate.spark.session import SparkSessions
 
 COLUMNS = "id int, status string, total decimal(12,2)"
@@ -38,7 +38,7 @@ class Lake:
 
     place: Place
     project: Project
-    session: LakeSession
+    session: IcebergSession
     name: str = ""
 
     def table_of(self, name: str) -> Lake:
@@ -95,7 +95,7 @@ class Lake:
         return Relation("raw", self.name)
 
     @property
-    def table(self) -> LakeTable:
+    def table(self) -> IcebergTable:
         return table_of(self.place, self.relation)
 
     def source(self, columns: str = "id, status, total") -> Rows:
@@ -127,5 +127,5 @@ def open_lakes(
     declare_lakes(place)
     project = place.open(spark)
     project.context.ledger("lake").ensure()
-    with lake_session(spark, project.context.catalog("lake")) as session:
+    with iceberg_session(spark, project.context.catalog("lake")) as session:
         yield Lake(place, project, session)

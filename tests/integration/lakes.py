@@ -6,7 +6,7 @@ from typing import Any
 
 from integration.conftest import MakePlace, Place
 from projects import EMBEDDED_LAKE
-from tidegate.lake.session import lake_session
+from tidegate.iceberg.session import iceberg_session
 from tidegate.project import Project
 from tidegate.spark.session import SparkSessions
 
@@ -36,6 +36,6 @@ def make_lake_project(
 
 def change(project: Project, *statements: str) -> None:
     """Write to the lake as somebody else would: without an attempt, straight to main."""
-    with lake_session(project.context.spark, project.context.catalog("lake")) as session:
+    with iceberg_session(project.context.spark, project.context.catalog("lake")) as session:
         for statement in statements:
             session.run(statement)

@@ -8,17 +8,17 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from integration.conftest import Place
-from tidegate.control.jobs import Jobs
-from tidegate.control.observations import Observations
-from tidegate.control.tokens import Tokens
-from tidegate.control.workers import Worker, Workers
+from tidegate.core.identity import new_attempt_id, resource_name
+from tidegate.core.relation import Endpoint
+from tidegate.core.watermark import CursorType
+from tidegate.jobs.control_database import Tokens
+from tidegate.jobs.job import Claim, JobRequest
+from tidegate.jobs.queue import Jobs
+from tidegate.jobs.worker_records import WorkerIdentity, Workers
 from tidegate.ledger.fences import Fence, Fences
 from tidegate.ledger.markers import Markers
 from tidegate.ledger.watermarks import Watermarks
-from tidegate.model.cursor import CursorType
-from tidegate.model.identity import new_attempt_id, resource_name
-from tidegate.model.job import Claim, JobRequest
-from tidegate.model.relation import Endpoint
+from tidegate.load.inspection import Observations
 from tidegate.postgres.catalog import database_identity
 
 ORDERS = {
@@ -94,7 +94,7 @@ def held(place: Place, *, alive: bool = True, name: str = "orders") -> Iterator[
     jobs = Jobs(context.plane)
     context.control_id()
     with context.plane.connect() as control, context.plane.connect() as session:
-        worker = Worker.of_this_process()
+        worker = WorkerIdentity.of_this_process()
         Workers(context.plane).register(session, worker, "test")
         resource = resource_name(
             database_identity(place.target.connect()),

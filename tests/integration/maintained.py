@@ -12,19 +12,19 @@ from psycopg import sql
 
 from integration.conftest import MakePlace, Place
 from integration.filled_lakes import lake_place, make_table, open_table, orders
-from tidegate.model.maintenance import (
+from tidegate.core.relation import Endpoint
+from tidegate.core.table_actions import (
     Action,
+    ActionList,
     ActionOptions,
     ExpireSnapshots,
-    Order,
     RemoveOrphanFiles,
     RewriteDataFiles,
     RewriteManifests,
     RewritePositionDeleteFiles,
 )
-from tidegate.model.relation import Endpoint
+from tidegate.maintenance.runner import Maintained, maintain_here
 from tidegate.project import Project
-from tidegate.runtime.maintaining_here import Maintained, maintain_here
 
 TARGET = Endpoint.parse("lake:raw.orders")
 ALL: dict[Action, ActionOptions] = {
@@ -36,9 +36,9 @@ ALL: dict[Action, ActionOptions] = {
 }
 
 
-def order_of(*actions: Action, **changed: ActionOptions) -> Order:
+def order_of(*actions: Action, **changed: ActionOptions) -> ActionList:
     """An order for these actions, with what makes small tables worth the work."""
-    return Order.of({one: changed.get(one.value, ALL[one]) for one in actions or Action})
+    return ActionList.of({one: changed.get(one.value, ALL[one]) for one in actions or Action})
 
 
 def small_files_place(
@@ -77,7 +77,7 @@ def snapshots(place: Place) -> list[int]:
     return [one.snapshot_id for one in open_table(place).metadata.snapshots]
 
 
-def maintain(project: Project, order: Order) -> Maintained:
+def maintain(project: Project, order: ActionList) -> Maintained:
     return maintain_here(project.context, TARGET, order, actor="test")
 
 

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from integration.lake_harness import Lake
-from tidegate.lake.session import LakeSession, lake_session
-from tidegate.model.relation import Relation
-from tidegate.model.table_facts import TableFacts
+from tidegate.core.relation import Relation
+from tidegate.iceberg.session import IcebergSession, iceberg_session
+from tidegate.maintenance.facts import TableFacts
 
 MERGE_ON_READ = (
     "'write.delete.mode'='merge-on-read','write.update.mode'='merge-on-read',"
@@ -49,7 +49,7 @@ class Tables:
     """Makes tables through one session, and asks Iceberg's own metadata tables of them."""
 
     lake: Lake
-    session: LakeSession
+    session: IcebergSession
 
     def relation(self, name: str) -> Relation:
         return Relation("raw", name)
@@ -152,7 +152,7 @@ class Tables:
 @contextmanager
 def tables(lake: Lake) -> Iterator[Tables]:
     lake.ledger().ensure()
-    with lake_session(lake.sessions, lake.catalog) as session:
+    with iceberg_session(lake.sessions, lake.catalog) as session:
         session.run(f"CREATE NAMESPACE IF NOT EXISTS {lake.catalog.name}.raw")
         yield Tables(lake, session)
 

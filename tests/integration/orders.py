@@ -13,8 +13,8 @@ from psycopg import sql
 from databases import Databases
 from integration.conftest import MakePlace
 from integration.shared_places import shared_places
-from tidegate.model.plan import ProjectPlan, SyncPlan
-from tidegate.pipeline.plan import plan_project
+from tidegate.load.plan import ProjectPlan, SyncPlan
+from tidegate.load.planner import plan_project
 from tidegate.project import Project
 
 ORDERS = {"source": "shop:public.orders", "target": "warehouse:raw.orders", "cursor": "updated_at"}

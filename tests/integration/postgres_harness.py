@@ -19,18 +19,18 @@ from integration.destination_harness import (
     make_shape,
     maker_of,
 )
-from tidegate.destinations.postgres import PostgresDestination
-from tidegate.destinations.target import physical_table
+from tidegate.config.sync import Mode, Rules
+from tidegate.core.batch import StagedWrite
+from tidegate.core.identity import new_write_id
+from tidegate.core.relation import Relation
+from tidegate.core.shape import Shape
 from tidegate.ledger.fences import Fence
 from tidegate.ledger.ledger import Ledger
-from tidegate.model.load import StagedWrite
-from tidegate.model.relation import Relation
-from tidegate.model.rules import Mode, Rules
-from tidegate.model.shape import Shape
-from tidegate.model.staging import new_write_id
-from tidegate.postgres.connect import Connection, connect
+from tidegate.load.targets.postgres.table import physical_table
+from tidegate.load.targets.postgres.target import PostgresTarget
+from tidegate.postgres.connection import Connection, connect
 from tidegate.postgres.embedded import EmbeddedServer
-from tidegate.spark.copying import StagingPlace
+from tidegate.spark.binary_copy import StagingPlace
 
 __all__ = ["make_shape"]
 
@@ -52,7 +52,7 @@ def maker(database: Database, mode: Mode, *, keyless: bool = False) -> MakeHarne
     return maker_of(partial(PostgresHarness, database), mode, keyless=keyless)
 
 
-class PostgresHarness(DestinationHarness[PostgresDestination]):
+class PostgresHarness(DestinationHarness[PostgresTarget]):
     """A target in a database, staged by the same statements as Spark's tasks use."""
 
     def __init__(
@@ -64,7 +64,7 @@ class PostgresHarness(DestinationHarness[PostgresDestination]):
     ) -> None:
         self.database = database
         opening = partial(open_session, database.conninfo)
-        destination = PostgresDestination(
+        destination = PostgresTarget(
             connect=opening,
             relation=Relation("raw", f"orders_{uuid4().hex[:6]}"),
             ledger=Ledger(connect=opening),

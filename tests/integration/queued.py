@@ -13,12 +13,12 @@ from integration.conftest import Place
 from integration.here import tidegate
 from integration.job_store import TABLES, Store, control_session
 from integration.orders import CREATE, FILL
-from tidegate.control.workers import Worker, Workers
-from tidegate.model.job import SYNC, Claim, JobRequest, LockAt
-from tidegate.model.relation import Endpoint
-from tidegate.postgres.connect import Connection
+from tidegate.core.relation import Endpoint
+from tidegate.jobs.claim import table_resource
+from tidegate.jobs.job import SYNC, Claim, JobRequest, LockAt
+from tidegate.jobs.worker_records import WorkerIdentity, Workers
+from tidegate.postgres.connection import Connection
 from tidegate.project import Project
-from tidegate.runtime.claiming import table_resource
 
 CUSTOMERS = {
     "name": "customers",
@@ -66,7 +66,7 @@ def run_here(place: Place, *arguments: str) -> Done:
 class Desk(OfProject):
     """A project with a worker that does what the test says."""
 
-    worker: Worker
+    worker: WorkerIdentity
     own: Connection
     """the session of the worker"""
 
@@ -116,7 +116,7 @@ def open_desk(place: Place, kinds: tuple[str, ...] = (SYNC,)) -> Iterator[Desk]:
     )
     with place.open() as project, control_session(project.context.plane) as parts:
         project.context.control_id()
-        worker = Worker.of_this_process(project.name, "tidegate worker", kinds, 4)
+        worker = WorkerIdentity.of_this_process(project.name, "tidegate worker", kinds, 4)
         with project.context.plane.connect() as own:
             Workers(project.context.plane).register(own, worker, "0")
             yield Desk(place=place, project=project, worker=worker, own=own, **parts)

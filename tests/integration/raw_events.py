@@ -6,15 +6,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from integration.conftest import MakePlace, Place
-from tidegate.insight.template_events import other_files
-from tidegate.model.event_batch import Processed
-from tidegate.pipeline.event_filling import generate_events
-from tidegate.pipeline.event_generation import Generation, Totals
-from tidegate.pipeline.event_process import process
-from tidegate.pipeline.event_provision import provision
-from tidegate.pipeline.event_refresh import RefreshEnd, refresh
-from tidegate.pipeline.event_tables import ensure_tables
-from tidegate.pipeline.events import find_events
+from tidegate.admin.scaffold import other_files
+from tidegate.events.generator import Generation, Totals, generate_events
+from tidegate.events.model import Processed
+from tidegate.events.process import process
+from tidegate.events.project_events import find_events
+from tidegate.events.provision import provision
+from tidegate.events.refresh import RefreshEnd, refresh
+from tidegate.events.tables import ensure_tables
 from tidegate.project import Project
 
 UNTIL = datetime(2026, 11, 1, tzinfo=UTC)

@@ -11,12 +11,11 @@ from uuid import UUID
 from integration.conftest import Place
 from integration.job_store import control_session
 from integration.queued import OfProject
-from tidegate.control.history import History
-from tidegate.model.relation import Endpoint
-from tidegate.model.task_history import TaskRecord
-from tidegate.runtime.attempt import LiveAttempt
-from tidegate.runtime.claiming import claim_table, open_heartbeat
-from tidegate.runtime.working import ClaimedWork
+from tidegate.core.relation import Endpoint
+from tidegate.jobs.attempt import ClaimedWork, LiveAttempt
+from tidegate.jobs.claim import claim_table, open_heartbeat
+from tidegate.jobs.history.query import History
+from tidegate.jobs.history.record import TaskRecord
 
 Work = Callable[[LiveAttempt], dict[str, Any]]
 

@@ -12,14 +12,12 @@ from typing import Any
 from integration.conftest import Place
 from integration.job_store import control_session
 from integration.queued import OfProject
-from tidegate.control.schedules import Schedules
-from tidegate.control.task_states import TaskStates
-from tidegate.model.job import NOTHING, JobRequest, LockAt
-from tidegate.model.schedule import CatchUp, Schedule
-from tidegate.model.scheduled import Scheduled
-from tidegate.postgres.connect import Connection
-from tidegate.runtime.scheduled_syncs import submit_all
-from tidegate.runtime.scheduler import Enqueue, Enqueued, Scheduler, Scheduling
+from tidegate.core.cron import CatchUp, Schedule
+from tidegate.jobs.job import NOTHING, JobRequest, LockAt
+from tidegate.jobs.scheduler import Enqueue, Enqueued, Scheduler, ScheduleRound
+from tidegate.jobs.schedules import Scheduled, Schedules, TaskStates
+from tidegate.load.submit import submit_all
+from tidegate.postgres.connection import Connection
 
 
 def at(text: str) -> datetime:
@@ -84,11 +82,11 @@ class Clockwork(OfProject):
 
     def simulate(
         self, nows: Sequence[datetime], declared: Sequence[Scheduled], schedulers: int
-    ) -> list[Scheduling]:
+    ) -> list[ScheduleRound]:
         """All schedulers look at every one of these moments, side by side."""
         barrier = threading.Barrier(schedulers)
 
-        def run(control: Connection, number: int) -> list[Scheduling]:
+        def run(control: Connection, number: int) -> list[ScheduleRound]:
             scheduler, done = self.scheduler(*declared, actor=f"scheduler {number}"), []
             try:
                 for now in nows:

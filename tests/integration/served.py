@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 
-from tidegate.api.server import Server, address, listen
-from tidegate.control.api_tokens import ApiTokens
-from tidegate.model.access import Scope
+from tidegate.admin.tokens import ApiTokens
+from tidegate.core.identity import Scope
 from tidegate.project import Project
+from tidegate.service.server import Server, address, listen
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from integration.filled import filled_place
 from integration.orders import CREATE, FILL
 from integration.queued import run_here
 from integration.without_spark import open_without_spark
-from tidegate.errors import CommitUnknown, ConnectionFailed, LoadError
-from tidegate.postgres import commits
+from tidegate.core.errors import CommitUnknown, ConnectionFailed, LoadError
+from tidegate.postgres import connection
 from tidegate.postgres.embedded import EmbeddedServer
 
 VERSIONS = {
@@ -144,7 +144,7 @@ def test_what_is_not_in_has_failed(make_place: MakePlace, make_line: MakeLine) -
 def test_what_nobody_can_tell_is_not_called_failed(
     make_place: MakePlace, make_line: MakeLine, cut: Cut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commits, "_RESOLVE_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "_RESOLVE_SECONDS", 0.1)
     place = filled_place(make_place)
     line = make_line(cut, place)
     line.stays_down = True

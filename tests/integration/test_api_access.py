@@ -14,12 +14,12 @@ from integration.commands import DONE, USAGE
 from integration.conftest import MakePlace, Place
 from integration.here import tidegate
 from integration.served import make_token, problem, serving
-from tidegate.api.access import Access
-from tidegate.api.problems import Problem
-from tidegate.api.service import Service
-from tidegate.control.api_tokens import ApiTokens
-from tidegate.model.access import Scope
+from tidegate.admin.tokens import ApiTokens
+from tidegate.core.identity import Scope
 from tidegate.project import Project
+from tidegate.service.middleware import Access
+from tidegate.service.problems import HttpProblem
+from tidegate.service.request_context import Service
 
 UNKNOWN = "019a8f3c-1b2d-7c4e-9f10-2a3b4c5d6e7f"
 STRANGE: list[dict[str, str]] = [
@@ -104,7 +104,7 @@ def test_without_tokens_this_machine_may_everything_and_nobody_else_anything(
     for address in ("127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1"):
         assert access.find(headers_sent, address).name == "loopback"
     for address in ("10.0.0.1", "0.0.0.0", "::ffff:10.0.0.1", "fe80::1", "x"):
-        with pytest.raises(Problem, match="comes from another machine"):
+        with pytest.raises(HttpProblem, match="comes from another machine"):
             access.find(headers_sent, address)
 
 

@@ -22,11 +22,11 @@ from integration.raw_events import event_place, run_phases
 from integration.served import make_token, problem, serving
 from integration.shared_places import shared_places
 from integration.test_api_process import served, wait_until_blocked
-from tidegate.insight.events import retry_events
-from tidegate.model.access import Scope
-from tidegate.model.relation import Relation
-from tidegate.pipeline import event_intake
-from tidegate.pipeline.event_intake import copy_in, take_in
+from tidegate.core.identity import Scope
+from tidegate.core.relation import Relation
+from tidegate.events import intake
+from tidegate.events.intake import accept_events, copy_in
+from tidegate.events.status import retry_events
 from tidegate.project import Project
 
 JSON = {"Content-Type": "application/json"}
@@ -354,7 +354,7 @@ def test_a_locked_table_is_not_waited_for_without_end_nor_does_order_deadlock(
             other.execute(insert, [UUID(int=2)])
         assert (sent.result().status_code, sent.result().json()["known"]) == (202, 2)
 
-    monkeypatch.setattr("tidegate.api.door.LOCK_SECONDS", 0.2)
+    monkeypatch.setattr("tidegate.service.middleware.LOCK_SECONDS", 0.2)
     with place.target.connect() as other, other.transaction():
         other.execute("LOCK TABLE raw_events IN ACCESS EXCLUSIVE MODE")
         problem(client.post("/events", json={}), 503, "database-unavailable")
@@ -427,7 +427,7 @@ def test_a_service_that_is_killed_while_clients_send_loses_and_doubles_nothing(
 def test_a_bulk_of_events_is_copied_in_and_given_again_adds_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_intake, "COPIED_TOGETHER", 200)
+    monkeypatch.setattr(intake, "COPIED_TOGETHER", 200)
     at = datetime(2026, 11, 2, tzinfo=UTC)
     raw = Relation("public", "raw_events")
     events: list[tuple[UUID, str, datetime | None]] = [
@@ -438,7 +438,7 @@ def test_a_bulk_of_events_is_copied_in_and_given_again_adds_nothing(
         assert copy_in(connection, raw, events[:300]) == 300
         assert copy_in(connection, raw, events + events[:10]) == 150
         assert copy_in(connection, raw, []) == 0
-        assert take_in(connection, raw, [(UUID(int=1), events[0][1])]).known == 1
+        assert accept_events(connection, raw, [(UUID(int=1), events[0][1])]).known == 1
     held = kept(place)
     assert len(held) == 450
     assert held[UUID(int=8)] == '{"n": 7, "s": "\\\\é\t\\x00"}'

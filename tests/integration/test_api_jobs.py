@@ -11,7 +11,7 @@ from integration.conftest import MakePlace
 from integration.job_store import places
 from integration.scheduling import Clockwork, open_clockwork
 from integration.served import problem, serving
-from tidegate.model.job import JobStatus
+from tidegate.jobs.job import JobStatus
 
 __all__ = ["places"]
 

@@ -23,9 +23,9 @@ from integration.conftest import Place
 from integration.raw_events import event_place
 from integration.served import make_token, problem, serving
 from integration.shared_places import shared_places
-from tidegate.api import bodies, connections, door
-from tidegate.model.access import Scope
+from tidegate.core.identity import Scope
 from tidegate.project import Project
+from tidegate.service import connections, middleware
 
 HOST = b"Host: localhost\r\n"
 JSON = b"Content-Type: application/json\r\n"
@@ -87,8 +87,8 @@ def attacked(
         short = stack.enter_context(pytest.MonkeyPatch.context())
         short.setattr(connections, "REQUEST_SECONDS", SECONDS)
         short.setattr(connections, "WRITE_SECONDS", SECONDS)
-        short.setattr(bodies, "SECONDS", SECONDS)
-        short.setattr(door, "PLACE_SECONDS", SECONDS)
+        short.setattr(middleware, "SECONDS", SECONDS)
+        short.setattr(middleware, "PLACE_SECONDS", SECONDS)
         project = stack.enter_context(place.open())
         admin = make_token(project, "admin", Scope.ADMIN)
         client = stack.enter_context(serving(project))
@@ -144,7 +144,7 @@ def test_a_head_that_is_too_large_or_no_http_is_refused(attacked: Attacked) -> N
     problem(attacked.client.get(address, headers=attacked.admin), 413, "request-too-large")
     begun = b"GET /jobs HTTP/1.1\r\nHost: localhost\r\n"
     endless = [b"X-%d: %b\r\n" % (number, b"y" * 1000) for number in range(33)]
-    filled = b"y" * (door.LARGEST_HEAD - len(begun) - 3)
+    filled = b"y" * (middleware.LARGEST_HEAD - len(begun) - 3)
     for name, pieces in {
         "headers without end": [begun, *endless],
         "one header without end": [begun, b"X: " + filled, b"yy"],

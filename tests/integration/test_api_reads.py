@@ -23,8 +23,8 @@ from integration.orders import ORDERS
 from integration.recorded import Bench, open_bench
 from integration.served import problem, serving
 from integration.without_spark import open_without_spark
-from tidegate.model.job import VACUUM
-from tidegate.runtime.attempt import LiveAttempt
+from tidegate.jobs.attempt import LiveAttempt
+from tidegate.jobs.job import VACUUM
 from tidegate.spark.session import SparkSessions
 
 GROUP = {"name": "all", "source": "shop:public.c*", "target": "warehouse:raw.{table}"}

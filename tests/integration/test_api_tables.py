@@ -29,10 +29,10 @@ from integration.conftest import Place
 from integration.filled_lakes import schema_of
 from integration.served import make_token, problem, serving
 from integration.shared_places import shared_places
-from tidegate.control.lake_tables import LakeTables
-from tidegate.lake.table_facts import read_facts
-from tidegate.model.access import Scope
-from tidegate.model.relation import Endpoint, Relation
+from tidegate.core.identity import Scope
+from tidegate.core.relation import Endpoint, Relation
+from tidegate.maintenance.facts import read_facts
+from tidegate.maintenance.table_cache import TableCache
 from tidegate.project import Project
 
 GROWING = Relation("raw", "growing")
@@ -93,7 +93,7 @@ def remember(project: Project, *targets: Endpoint) -> None:
     """Put tables into the cache, whatever the catalog says."""
     facts = read_facts(project.context.catalog("lake"), ORDERS)
     assert facts is not None
-    tables = LakeTables(project.context.plane, project.name)
+    tables = TableCache(project.context.plane, project.name)
     with project.context.plane.connect() as control:
         for target in targets:
             tables.put(control, target, facts, tables.clock(control))

@@ -13,12 +13,12 @@ from integration.here import tidegate
 from integration.lakes import make_lake_project
 from integration.orders import CREATE, ORDERS
 from integration.without_spark import Make, make
-from tidegate.errors import TidegateError, UsageError
-from tidegate.model.verification import Verdict
-from tidegate.pipeline import context
+from tidegate.core.errors import TidegateError, UsageError
+from tidegate.load import context
 from tidegate.project import Project
-from tidegate.runtime import backfilling
 from tidegate.spark.session import SparkSessions
+from tidegate.verify import backfill
+from tidegate.verify.report import Verdict
 
 __all__ = ["make"]
 
@@ -84,7 +84,7 @@ def test_one_that_did_not_come_to_its_end_goes_on_and_a_finished_one_begins_agai
 ) -> None:
     project, place = loaded(make)
     late(place)
-    original = backfilling.record_load
+    original = backfill.record_load
     seen: list[Any] = []
 
     def fails(attempt: Any, load: Any) -> None:
@@ -93,7 +93,7 @@ def test_one_that_did_not_come_to_its_end_goes_on_and_a_finished_one_begins_agai
         if len(seen) == 2:
             raise UsageError("interrupted", None)
 
-    monkeypatch.setattr(backfilling, "record_load", fails)
+    monkeypatch.setattr(backfill, "record_load", fails)
     wanted = {"low": "2026-01-02", "high": "2026-01-07", "chunk": "1 day"}
     with pytest.raises(TidegateError, match="interrupted"):
         project.backfill("orders", **wanted)

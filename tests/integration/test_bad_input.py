@@ -15,7 +15,7 @@ from integration.conftest import Database, MakePlace, MakeProject, Place
 from integration.here import tidegate
 from integration.orders import places
 from integration.unchanged import content, refused, seed
-from tidegate.errors import TidegateError
+from tidegate.core.errors import TidegateError
 from tidegate.project import Project
 
 __all__ = ["places"]

@@ -14,7 +14,7 @@ import tidegate as tg
 from acceptance.processes import until
 from integration.conftest import MakePlace
 from integration.orders import CREATE, FILL, ORDERS
-from tidegate.errors import UsageError
+from tidegate.core.errors import UsageError
 from tidegate.spark.session import SparkSessions
 from tidegate.spark.tags import interrupt, tagged
 

@@ -22,12 +22,12 @@ from integration.conftest import MakePlace, Place
 from integration.queued import run_here
 from integration.served import serving
 from integration.without_spark import Make
-from tidegate.insight.doctor import Examination, examine
-from tidegate.insight.status import read_status
-from tidegate.model.check import Level
-from tidegate.pipeline.plan import plan_project
+from tidegate.admin.doctor.examination import DoctorReport, run_checks
+from tidegate.admin.doctor.finding import FindingLevel
+from tidegate.admin.status import read_status
+from tidegate.config import load_settings
+from tidegate.load.planner import plan_project
 from tidegate.project import Project
-from tidegate.settings import load_settings
 
 __all__ = ["make_cdc"]
 
@@ -47,8 +47,10 @@ def words(place: Place, *arguments: str) -> str:
     return run_here(place, *arguments).said
 
 
-def examination(place: Place) -> Examination:
-    return examine(place.folder, load=load_settings, declared=lambda s: Project(s).syncs.values())
+def examination(place: Place) -> DoctorReport:
+    return run_checks(
+        place.folder, load=load_settings, declared=lambda s: Project(s).syncs.values()
+    )
 
 
 def test_plan_tells_of_the_copy_and_then_of_the_log_and_makes_nothing(make_cdc: Make) -> None:
@@ -107,7 +109,7 @@ def test_it_is_told_how_far_behind_a_sync_is_and_what_its_slot_keeps(make_cdc: M
     assert "more than max_retained" in words(place, "status")
     name = slot_of(place.source)[0]
     checks = {one.name: one for one in examination(place).checks}
-    assert checks[f'connection "shop": changes: {name}'].level is Level.FAIL
+    assert checks[f'connection "shop": changes: {name}'].level is FindingLevel.FAIL
     warnings = plan_project(project.context, syncs).plans[0].warnings
     assert any("max_retained" in text for text in warnings)
 
@@ -130,13 +132,13 @@ def test_doctor_says_what_keeps_tables_from_telling_their_changes(make_place: Ma
     place = make_place(orders_sync(), {**ITEMS, "key": ["id"]}, databases=2)
     place.source.execute(ORDERS, "CREATE TABLE items (id int NOT NULL UNIQUE, name text)")
     checks = {one.name: one for one in examination(place).checks}
-    assert checks['connection "shop": changes'].level is Level.OK
-    assert checks['connection "shop": changes: public.orders'].level is Level.OK
+    assert checks['connection "shop": changes'].level is FindingLevel.OK
+    assert checks['connection "shop": changes: public.orders'].level is FindingLevel.OK
     items = checks['connection "shop": changes: public.items']
-    assert items.level is Level.FAIL
+    assert items.level is FindingLevel.FAIL
     assert "no replica identity" in items.found
     assert "REPLICA IDENTITY USING INDEX" in (items.fix or "")
-    assert checks['connection "shop": changes: limit'].level is Level.WARN
+    assert checks['connection "shop": changes: limit'].level is FindingLevel.WARN
     assert place.source.execute(SLOTS) == []
 
 

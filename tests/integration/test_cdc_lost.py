@@ -20,7 +20,7 @@ from integration.cdc_places import (
 )
 from integration.conftest import Place
 from integration.without_spark import Make
-from tidegate.errors import SourceError
+from tidegate.core.errors import SourceError
 
 __all__ = ["make_cdc"]
 

@@ -22,12 +22,12 @@ from integration.cdc_places import (
 from integration.conftest import MakePlace, MakeProject
 from integration.filled_lakes import lake_place, open_table
 from integration.without_spark import Make, open_without_spark
-from tidegate.errors import DeclarationError, LoadError, SourceError
-from tidegate.model.batch import BatchKind
-from tidegate.model.lsn import lsn_value
-from tidegate.model.verification import Verdict
-from tidegate.pipeline.repair import refuse_repair
+from tidegate.core.batch import BatchKind
+from tidegate.core.errors import DeclarationError, LoadError, SourceError
+from tidegate.core.watermark import lsn_value
 from tidegate.spark.session import SparkSessions
+from tidegate.verify.repair import refuse_repair
+from tidegate.verify.report import Verdict
 
 __all__ = ["make_cdc"]
 

@@ -7,8 +7,8 @@ import pytest
 from integration.cdc_places import FILL, ORDERS, is_equal, make_cdc, orders_sync, refusals, rows
 from integration.conftest import Place
 from integration.without_spark import Make
-from tidegate.errors import ChangesLost, SourceError
-from tidegate.insight.status import read_status
+from tidegate.admin.status import read_status
+from tidegate.core.errors import ChangesLost, SourceError
 from tidegate.project import Project
 
 __all__ = ["make_cdc"]

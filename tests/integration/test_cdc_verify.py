@@ -8,11 +8,9 @@ import pytest
 
 from integration.cdc_places import is_equal, loaded_orders, make_cdc, slot_of
 from integration.without_spark import Make
-from tidegate.errors import BusyError, ChangesLost
-from tidegate.model.explanation import Reason
-from tidegate.model.verification import Verdict
-from tidegate.pipeline.cdc_waiting import send_waiting
-from tidegate.pipeline.sides import LeftOut
+from tidegate.core.errors import BusyError, ChangesLost
+from tidegate.verify.compared_rows import UncomparedRows, send_waiting
+from tidegate.verify.report import RowReason, Verdict
 
 __all__ = ["make_cdc"]
 
@@ -45,14 +43,14 @@ def test_what_waits_in_the_slot_is_not_compared_and_explains_rows(make_cdc: Make
     assert found.difference.extra_keys == ("(99)",)
     assert found.difference.different_keys == ("(8)",)
     assert {id_: project.why("orders", id=id_).reason for id_ in (1, 3, 4, 5, 8, 20, 30, 99)} == {
-        1: Reason.CHANGED,
-        3: Reason.DELETED,
-        4: Reason.DELETED,
-        5: Reason.EQUAL,
-        8: Reason.EDITED,
-        20: Reason.NOT_YET,
-        30: Reason.NOT_YET,
-        99: Reason.EDITED,
+        1: RowReason.CHANGED,
+        3: RowReason.DELETED,
+        4: RowReason.DELETED,
+        5: RowReason.EQUAL,
+        8: RowReason.EDITED,
+        20: RowReason.NOT_YET,
+        30: RowReason.NOT_YET,
+        99: RowReason.EDITED,
     }
     hint = "to put right what differs: tidegate verify orders --repair"
     assert project.why("orders", id=8).hint == hint
@@ -70,7 +68,7 @@ def test_what_happens_meanwhile_does_not_look_like_a_difference(
     project, place = loaded_orders(make_cdc)
     ran: list[int] = []
 
-    def run_first(*given: Any) -> LeftOut:
+    def run_first(*given: Any) -> UncomparedRows:
         # The target's snapshot has been taken, and the slot not yet looked at.
         if not ran:
             ran.append(1)
@@ -78,7 +76,7 @@ def test_what_happens_meanwhile_does_not_look_like_a_difference(
             project.run("orders")
         return send_waiting(*given)
 
-    monkeypatch.setattr("tidegate.pipeline.verify.send_waiting", run_first)
+    monkeypatch.setattr("tidegate.verify.verify.send_waiting", run_first)
     found = project.verify("orders")
     assert ran
     assert found.verdict is Verdict.EQUAL

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from change_script import STEPS, Script, Step
 from databases import Databases
 from integration.change_stream import START, ChangeStream, shared_streams
-from tidegate.model.identity import new_attempt_id
-from tidegate.model.relation import Endpoint, Relation
-from tidegate.pipeline.landing import Chunks, Landed
+from tidegate.core.identity import new_attempt_id
+from tidegate.core.relation import Endpoint, Relation
+from tidegate.load.sources.cdc.landing import Chunks, LandedChanges
 
 LARGE, FIRST = "x" * 400, 10_000
 GIVEN: dict[str, Any] = {
@@ -116,7 +116,7 @@ def one_transaction(rows: int) -> Iterator[tuple[str, bytes]]:
     yield commit
 
 
-def peak(stream: ChangeStream, rows: int, chunks: Chunks) -> tuple[int, Landed]:
+def peak(stream: ChangeStream, rows: int, chunks: Chunks) -> tuple[int, LandedChanges]:
     """The memory that one transaction takes to be landed."""
     stream.value, stream.batch_rows, stream.soft = START, 1_000_000, False
     tracemalloc.start()

@@ -10,9 +10,9 @@ import pytest
 
 from databases import Databases
 from integration.change_stream import ChangeStream, Streams, shared_streams
-from tidegate.errors import DestinationError, SourceError
-from tidegate.model.relation import Relation
-from tidegate.pipeline.landing import Chunks
+from tidegate.core.errors import DestinationError, SourceError
+from tidegate.core.relation import Relation
+from tidegate.load.sources.cdc.landing import Chunks
 
 ORDERS = "CREATE TABLE orders (id int PRIMARY KEY, name text, total numeric(10,2), at timestamptz)"
 LARGE = (

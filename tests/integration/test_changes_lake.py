@@ -10,9 +10,9 @@ import pytest
 from databases import Databases
 from integration.change_stream import ChangeStream, Streams, shared_streams
 from projects import EMBEDDED_LAKE
-from tidegate.errors import DestinationError
-from tidegate.model.relation import Endpoint, Relation
-from tidegate.pipeline.landing import Chunks
+from tidegate.core.errors import DestinationError
+from tidegate.core.relation import Endpoint, Relation
+from tidegate.load.sources.cdc.landing import Chunks
 from tidegate.spark.session import SparkSessions
 
 ORDERS = (

@@ -16,12 +16,12 @@ from integration.here import tidegate
 from integration.left_behind import held
 from integration.orders import contents
 from integration.without_spark import open_without_spark
-from tidegate.control.job_records import JobRecords
-from tidegate.errors import FenceLost, UsageError
-from tidegate.insight.adoption import examine, record_adoption
-from tidegate.model.adoption import StartingPoint
-from tidegate.model.verification import Verdict
-from tidegate.runtime.hold import hold_table
+from tidegate.admin.adopt import examine_table, record_adoption
+from tidegate.admin.adopted_table import StartingPoint
+from tidegate.core.errors import FenceLost, UsageError
+from tidegate.jobs.attempt import hold_table
+from tidegate.jobs.job_records import JobRecords
+from tidegate.verify.report import Verdict
 
 PIPELINES = """
 import tidegate as tg
@@ -336,7 +336,7 @@ def test_who_does_not_hold_the_table_records_nothing(make_place: MakePlace) -> N
 
     project = place.open()
     sync, context = project.sync("orders"), project.context
-    found = examine(context, sync, StartingPoint(from_target_max=True))
+    found = examine_table(context, sync, StartingPoint(from_target_max=True))
     request = {"kind": "sync", "name": "orders"}
     # Its attempt was replaced.
     with hold_table(context, sync.target, request, result={}, command="test") as hold:

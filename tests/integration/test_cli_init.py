@@ -14,12 +14,12 @@ from psycopg.conninfo import make_conninfo
 from integration.commands import DONE, FAILED, USAGE
 from integration.conftest import Database
 from integration.here import tidegate
-from tidegate.insight.scaffold import _dotenv_value
-from tidegate.model.relation import Endpoint, Relation
-from tidegate.pipeline.declaration import resolve_source
+from tidegate.admin.scaffold import _dotenv_value
+from tidegate.config.files import parse_dotenv
+from tidegate.core.relation import Endpoint, Relation
+from tidegate.load.sources.resolve import resolve_source
 from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.project import Project
-from tidegate.settings.dotenv import parse_dotenv
 
 ORDERS = "CREATE TABLE orders (id int PRIMARY KEY, updated_at timestamptz NOT NULL)"
 

@@ -11,11 +11,9 @@ from integration.conftest import MakePlace
 from integration.job_store import shared
 from integration.orders import ORDERS, contents
 from integration.queued import CUSTOMERS, Desk, open_desk
-from tidegate.control.cancels import Cancels
-from tidegate.insight.job_advice import advise
-from tidegate.insight.jobs import JobDetail, list_jobs, show_job
-from tidegate.model.job import NOTHING, PUBLISH, JobStatus, LockAt
-from tidegate.model.job_state import JobState
+from tidegate.jobs.cancel import Cancels
+from tidegate.jobs.job import NOTHING, PUBLISH, JobState, JobStatus, LockAt
+from tidegate.jobs.job_view import JobDetail, advise, list_jobs, show_job
 
 ADOPT = {"target": "warehouse:raw.orders", "command": "tidegate adopt"}
 

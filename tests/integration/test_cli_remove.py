@@ -11,15 +11,14 @@ from integration.commands import BUSY, DONE, FAILED, USAGE, Done
 from integration.conftest import MakePlace, Place
 from integration.here import answer_tidegate, tidegate
 from integration.left_behind import ALL, NOTHING, ORDERS, held, loaded, recorded
-from tidegate.control.job_records import JobRecords
-from tidegate.control.jobs import Jobs
-from tidegate.control.workers import Worker, Workers
-from tidegate.errors import FenceLost
+from tidegate.core.errors import FenceLost
+from tidegate.core.identity import new_attempt_id, new_write_id, staging_table
+from tidegate.jobs.job import JobRequest
+from tidegate.jobs.job_records import JobRecords
+from tidegate.jobs.queue import Jobs
+from tidegate.jobs.worker_records import WorkerIdentity, Workers
 from tidegate.ledger.fences import Fence, Fences
 from tidegate.ledger.watermarks import Watermarks
-from tidegate.model.identity import new_attempt_id
-from tidegate.model.job import JobRequest
-from tidegate.model.staging import new_write_id, staging_table
 
 
 @pytest.fixture
@@ -162,7 +161,7 @@ def test_left_over_staging_goes_but_not_that_of_a_live_attempt(place: Place) -> 
     foreign = staging_table(uuid4(), new_attempt_id(), new_write_id())
     jobs = Jobs(context.plane)
     with context.plane.connect() as control, context.plane.connect() as session:
-        worker = Worker.of_this_process()
+        worker = WorkerIdentity.of_this_process()
         Workers(context.plane).register(session, worker, "test")
         job_id = jobs.submit(control, JobRequest("shop", "sync", "items", "another"), "test").job_id
         claim = jobs.claim(control, worker.worker_id, job_id, lease_seconds=600)

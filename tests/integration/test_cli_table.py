@@ -26,14 +26,14 @@ from integration.commands import BUSY, DONE, FAILED, USAGE, Done
 from integration.conftest import MakePlace, Place, WarmSpark
 from integration.filled_lakes import catalog_of
 from integration.here import tidegate
-from tidegate.control.job_records import JobRecords
-from tidegate.insight.table_documents import history_document
-from tidegate.insight.table_history import table_history
-from tidegate.model.maintenance import Action, Order, RewriteDataFiles
-from tidegate.runtime.maintaining import submit_maintenance
+from tidegate.core.table_actions import Action, ActionList, RewriteDataFiles
+from tidegate.jobs.job_records import JobRecords
+from tidegate.maintenance.submit import submit_maintenance
+from tidegate.maintenance.table_report import history_document
+from tidegate.maintenance.tables import table_history
 
 STRICT = "[maintenance.thresholds]\nsmall_files = 5\n"
-REWRITE = Order(((Action.REWRITE_DATA_FILES, RewriteDataFiles()),))
+REWRITE = ActionList(((Action.REWRITE_DATA_FILES, RewriteDataFiles()),))
 LOOK = """
 import sys
 from tidegate.cli.main import app
@@ -219,7 +219,7 @@ def test_queued_maintenance_has_its_options_and_is_refused_while_another_has_the
     with opened(place) as (project, control):
         record = JobRecords(project.context.plane).get(control, UUID(done.document["job"]))
     assert record is not None
-    assert Order.read(record.payload["order"]) == Order(
+    assert ActionList.read(record.payload["order"]) == ActionList(
         ((Action.REWRITE_DATA_FILES, RewriteDataFiles(256 * 1024 * 1024, 2)),)
     )
     busy = table(place, *arguments)

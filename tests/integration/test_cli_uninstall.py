@@ -15,8 +15,7 @@ from integration.here import answer_tidegate, tidegate
 from integration.left_behind import ALL, ORDERS, held, loaded, recorded
 from integration.orders import contents
 from integration.without_spark import open_without_spark
-from tidegate.model.identity import new_attempt_id
-from tidegate.model.staging import new_write_id, staging_table
+from tidegate.core.identity import new_attempt_id, new_write_id, staging_table
 
 
 @pytest.fixture

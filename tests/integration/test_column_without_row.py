@@ -9,8 +9,8 @@ import pytest
 from integration.cdc_places import orders_sync
 from integration.orders import CREATE, FILL, ORDERS
 from integration.without_spark import Make, make
-from tidegate.errors import DestinationError
-from tidegate.model.verification import Verdict
+from tidegate.core.errors import DestinationError
+from tidegate.verify.report import Verdict
 
 __all__ = ["make"]
 

@@ -12,15 +12,14 @@ import pytest
 from psycopg import sql
 
 from integration.conftest import Database
-from tidegate.control.dead import DeadAttempts
-from tidegate.control.jobs import Jobs
-from tidegate.control.plane import ControlPlane
-from tidegate.control.tokens import Tokens
-from tidegate.control.workers import Worker, Workers
-from tidegate.errors import DestinationError, TidegateError
-from tidegate.model.job import JobRequest
-from tidegate.postgres.connect import Connection
-from tidegate.sql import migrations, script
+from tidegate.core.errors import DestinationError, TidegateError
+from tidegate.jobs.control_database import ControlDatabase, Tokens
+from tidegate.jobs.job import JobRequest
+from tidegate.jobs.queue import Jobs
+from tidegate.jobs.reclaim import LostAttempts
+from tidegate.jobs.worker_records import WorkerIdentity, Workers
+from tidegate.postgres.connection import Connection
+from tidegate.postgres.queries import migrations, script
 
 # Everything that CREATE and ALTER can set, from the catalogs; names of schemas are left out.
 PARTS = {
@@ -94,11 +93,11 @@ def describe(session: Connection, schema: str) -> Described:
 def write_down(session: Connection, schema: str = WRITTEN) -> None:
     identifier = sql.Identifier(schema)
     session.execute(sql.SQL("CREATE SCHEMA {}").format(identifier))
-    session.execute(sql.SQL(script("control/schema")).format(schema=identifier))
+    session.execute(sql.SQL(script("jobs/schema")).format(schema=identifier))
 
 
 def migrate(database: Database, session: Connection) -> None:
-    ControlPlane(database.connect, MIGRATED).migrate(session)
+    ControlDatabase(database.connect, MIGRATED).migrate(session)
 
 
 def apply_first(database: Database, session: Connection) -> None:
@@ -107,7 +106,7 @@ def apply_first(database: Database, session: Connection) -> None:
         "CREATE SCHEMA tidegate_control; CREATE TABLE tidegate_control.schema_migrations"
         " (version int PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())"
     )
-    version, file = migrations("control/migrations")[0]
+    version, file = migrations("jobs/migrations")[0]
     session.execute(sql.SQL(script(file)).format(schema=sql.Identifier(MIGRATED)))
     session.execute(
         "INSERT INTO tidegate_control.schema_migrations (version) VALUES (%s)", (version,)
@@ -193,7 +192,7 @@ def test_all_migrations_give_the_schema_that_is_written_down(
 def test_migrations_run_once_and_every_statement_works_in_a_schema_of_any_name(
     database: Database,
 ) -> None:
-    plane = ControlPlane(database.connect, 'Control "1" 100%s; DROP SCHEMA x; --')
+    plane = ControlDatabase(database.connect, 'Control "1" 100%s; DROP SCHEMA x; --')
     jobs = Jobs(plane)
 
     def migrate(_: int) -> tuple[int, UUID]:
@@ -208,7 +207,7 @@ def test_migrations_run_once_and_every_statement_works_in_a_schema_of_any_name(
     applied = database.value(sql.SQL("SELECT count(*) FROM {}").format(name))
     assert applied == next(iter(found))[0]
     with plane.connect() as session, plane.connect() as own:
-        worker = Worker.of_this_process()
+        worker = WorkerIdentity.of_this_process()
         Workers(plane).register(own, worker, "0")
         jobs.submit(session, JobRequest("shop", "sync", "orders", "r"), "test")
         (mine,) = jobs.claim_ready(
@@ -216,15 +215,15 @@ def test_migrations_run_once_and_every_statement_works_in_a_schema_of_any_name(
         )
         assert jobs.live_attempts(session) == {mine.attempt_id}
         assert Tokens(plane).next(session) > mine.fence
-        (dead,) = DeadAttempts(plane).list(session)
-        assert DeadAttempts(plane).reclaim(session, dead, "sweeper")
+        (dead,) = LostAttempts(plane).list(session)
+        assert LostAttempts(plane).reclaim(session, dead, "sweeper")
         Workers(plane).forget(session, worker)
 
 
 def test_a_control_schema_of_a_newer_release_or_without_its_identity_is_refused(
     database: Database, session: Connection
 ) -> None:
-    plane = ControlPlane(database.connect)
+    plane = ControlDatabase(database.connect)
     plane.migrate(session)
     session.execute("DELETE FROM tidegate_control.control_plane")
     with pytest.raises(TidegateError, match="lost its identity"):
@@ -243,7 +242,7 @@ def test_no_right_to_create_the_control_schema_is_said_with_the_fix(
     name = f"nobody_{uuid4().hex[:12]}"
     database.execute(f"CREATE ROLE {name}")
     try:
-        plane = ControlPlane(database.connect)
+        plane = ControlDatabase(database.connect)
         session.execute(f"SET ROLE {name}")
         with pytest.raises(DestinationError, match="may not create schema tidegate_control"):
             plane.migrate(session)

@@ -12,16 +12,16 @@ from integration.conftest import Database
 from integration.destination_conformance import DeletesConformance
 from integration.destination_harness import MakeHarness, Row, load, make_shape
 from integration.postgres_harness import PostgresHarness, maker, shared
-from tidegate.errors import ChecksFailed, DeclarationError, DriftRefused, TargetGone
-from tidegate.model.rules import Check, Mode, Rules
-from tidegate.model.shape import Shape, StagedColumn
+from tidegate.config.sync import Mode, RowCheck, Rules
+from tidegate.core.errors import ChecksFailed, DeclarationError, DriftRefused, TargetGone
+from tidegate.core.shape import Shape, StagedColumn
 
 __all__ = ["shared"]
 
 SHAPE = make_shape(deletes=True)
 MODES = [Mode.MERGE, Mode.DELETE_INSERT]
 CHECKED = Rules(
-    checks=(Check("named", "name IS NOT NULL"), Check("inverse", "100 / c > 1")),
+    checks=(RowCheck("named", "name IS NOT NULL"), RowCheck("inverse", "100 / c > 1")),
     reject_limit=0.5,
 )
 

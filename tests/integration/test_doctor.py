@@ -21,28 +21,30 @@ from integration.conftest import MakePlace, Place
 from integration.here import tidegate
 from integration.orders import CREATE, ORDERS, contents
 from pgbouncer import pgbouncer
-from tidegate.insight import doctor
-from tidegate.insight.doctor import Examination
-from tidegate.insight.doctor_pooler import Pooling, detect_pooling
-from tidegate.model.check import Check, Level
-from tidegate.postgres.connect import connect
+from tidegate.admin.doctor import examination
+from tidegate.admin.doctor.databases import Pooling, detect_pooling
+from tidegate.admin.doctor.examination import DoctorReport
+from tidegate.admin.doctor.finding import Finding, FindingLevel
+from tidegate.config import Settings, load_settings
+from tidegate.postgres.connection import connect
 from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.project import Project
-from tidegate.settings import Settings, load_settings
 
 
-def examine_place(place: Place, **overrides: Any) -> Examination:
+def examine_place(place: Place, **overrides: Any) -> DoctorReport:
     """All but the machine, whose Java and Python take most of a second to be asked."""
 
     def load(root: Path) -> Settings:
         return load_settings(root, overrides=overrides)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(doctor, "check_machine", lambda *_: [])
-        return doctor.examine(place.folder, load=load, declared=lambda s: Project(s).syncs.values())
+        patched.setattr(examination, "check_machine", lambda *_: [])
+        return examination.run_checks(
+            place.folder, load=load, declared=lambda s: Project(s).syncs.values()
+        )
 
 
-def named(found: Examination, name: str) -> Check:
+def named(found: DoctorReport, name: str) -> Finding:
     return next(check for check in found.checks if check.name == name)
 
 
@@ -64,12 +66,12 @@ def test_a_healthy_project_passes_every_check_and_stays_as_it_was(make_place: Ma
     place = make_place(ORDERS, databases=3, installed=False)
     place.source.execute(*CREATE)
     before = contents(place.source, place.target, place.control)
-    found = doctor.examine(place.folder, declared=lambda s: Project(s).syncs.values())
+    found = examination.run_checks(place.folder, declared=lambda s: Project(s).syncs.values())
     assert contents(place.source, place.target, place.control) == before
-    assert [check for check in found.checks if check.level is Level.FAIL] == []
+    assert [check for check in found.checks if check.level is FindingLevel.FAIL] == []
     assert found.project == "shop"
     for name in ("java", "settings"):
-        assert named(found, name).level is Level.OK, name
+        assert named(found, name).level is FindingLevel.OK, name
     assert "PostgreSQL 18" in named(found, 'connection "shop"').found
     assert named(found, 'connection "shop": public.orders').found == "may be read"
     assert named(found, 'connection "shop": wal_level').found == "logical"
@@ -108,20 +110,20 @@ def test_what_is_broken_is_a_finding_and_sets_the_exit_code(
 
     wrong = make_place({**ORDERS, "cursr": "x"}, beside=place)
     check = named(examine_place(wrong), "settings")
-    assert (check.level, "cursr" in check.found) == (Level.FAIL, True)
+    assert (check.level, "cursr" in check.found) == (FindingLevel.FAIL, True)
     found = examine_place(make_place(beside=place, pipelines="1 / 0\n"))
     assert "ZeroDivisionError" in named(found, "declarations").found
-    assert named(found, "the control database").level is Level.OK
+    assert named(found, "the control database").level is FindingLevel.OK
 
     address = make_conninfo(place.source.conninfo, port=1)
     found = examine_place(place, **{"connections.warehouse": address})
-    assert named(found, 'connection "warehouse"').level is Level.FAIL
-    assert named(found, 'connection "shop"').level is Level.OK
+    assert named(found, 'connection "warehouse"').level is FindingLevel.FAIL
+    assert named(found, 'connection "shop"').level is FindingLevel.OK
     assert "is the server running" in str(named(found, 'connection "warehouse"').fix)
 
-    monkeypatch.setattr("tidegate.postgres.connect.MINIMUM_VERSION", 990000)
+    monkeypatch.setattr("tidegate.postgres.connection.MINIMUM_VERSION", 990000)
     check = named(examine_place(place), 'connection "shop"')
-    assert (check.level, "is too old" in check.found) == (Level.FAIL, True)
+    assert (check.level, "is too old" in check.found) == (FindingLevel.FAIL, True)
 
 
 def test_a_source_role_needs_its_tables_and_should_see_transactions(
@@ -129,7 +131,7 @@ def test_a_source_role_needs_its_tables_and_should_see_transactions(
 ) -> None:
     place, name, address = role
 
-    def look() -> tuple[Check, Check]:
+    def look() -> tuple[Finding, Finding]:
         found = examine_place(place, **{"connections.shop": address})
         return (
             named(found, 'connection "shop": public.orders'),
@@ -137,15 +139,18 @@ def test_a_source_role_needs_its_tables_and_should_see_transactions(
         )
 
     table, transactions = look()
-    assert (table.level, table.fix) == (Level.FAIL, f"GRANT USAGE ON SCHEMA public TO {name}")
-    assert transactions.level is Level.WARN
+    assert (table.level, table.fix) == (
+        FindingLevel.FAIL,
+        f"GRANT USAGE ON SCHEMA public TO {name}",
+    )
+    assert transactions.level is FindingLevel.WARN
     assert transactions.fix == f"GRANT pg_read_all_stats TO {name}"
     place.source.execute(str(table.fix), f"GRANT SELECT (id) ON orders TO {name}")
     table, _ = look()
     assert "may not read total, updated_at" in table.found
     place.source.execute(str(table.fix), str(transactions.fix))
     table, transactions = look()
-    assert (table.level, transactions.level) == (Level.OK, Level.OK)
+    assert (table.level, transactions.level) == (FindingLevel.OK, FindingLevel.OK)
 
 
 def test_a_destination_role_needs_room_for_the_ledger_and_its_targets(
@@ -155,10 +160,10 @@ def test_a_destination_role_needs_room_for_the_ledger_and_its_targets(
     # A control role as well.
     found = examine_place(place, **{"project.control": address})
     check = named(found, "the control database: schema")
-    assert check.level is Level.FAIL
+    assert check.level is FindingLevel.FAIL
     assert check.fix == f"as the owner: CREATE SCHEMA tidegate_control AUTHORIZATION {name}"
 
-    def look() -> tuple[Check, Check]:
+    def look() -> tuple[Finding, Finding]:
         found = examine_place(place, **{"connections.warehouse": address})
         return (
             named(found, 'connection "warehouse": ledger'),
@@ -166,18 +171,18 @@ def test_a_destination_role_needs_room_for_the_ledger_and_its_targets(
         )
 
     ledger, target = look()
-    assert (ledger.level, target.level) == (Level.FAIL, Level.FAIL)
+    assert (ledger.level, target.level) == (FindingLevel.FAIL, FindingLevel.FAIL)
     assert ledger.fix == f"as the owner: CREATE SCHEMA tidegate AUTHORIZATION {name}"
     for check in (ledger, target):
         place.target.execute(str(check.fix).removeprefix("as the owner: "))
-    assert [check.level for check in look()] == [Level.OK, Level.OK]
+    assert [check.level for check in look()] == [FindingLevel.OK, FindingLevel.OK]
     place.target.execute("CREATE TABLE raw.orders (id int)", "CREATE TABLE tidegate.fences (x int)")
     ledger, target = look()
     assert "may not write fences" in ledger.found
     assert "lacks SELECT, INSERT, UPDATE, DELETE" in target.found
     for check in (ledger, target):
         place.target.execute(str(check.fix))
-    assert [check.level for check in look()] == [Level.OK, Level.OK]
+    assert [check.level for check in look()] == [FindingLevel.OK, FindingLevel.OK]
 
 
 def test_a_standby_may_be_read_but_not_written(
@@ -194,9 +199,9 @@ def test_a_standby_may_be_read_but_not_written(
     try:
         place = make_place(ORDERS)
         read = examine_place(place, **{"connections.shop": standby.conninfo()})
-        assert named(read, 'connection "shop": standby').level is Level.WARN
+        assert named(read, 'connection "shop": standby').level is FindingLevel.WARN
         written = examine_place(place, **{"connections.warehouse": standby.conninfo()})
-        assert named(written, 'connection "warehouse": standby').level is Level.FAIL
+        assert named(written, 'connection "warehouse": standby').level is FindingLevel.FAIL
     finally:
         standby.stop("immediate")
 
@@ -254,5 +259,5 @@ def test_a_pooler_in_transaction_mode_is_a_failure_with_its_fix(
         address = make_conninfo(place.source.conninfo, port=port)
         found = examine_place(place, **{"connections.shop": address})
     check = named(found, 'connection "shop": pooler')
-    assert check.level is Level.FAIL
+    assert check.level is FindingLevel.FAIL
     assert "pool_mode = session" in str(check.fix)

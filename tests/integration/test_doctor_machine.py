@@ -11,14 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.insight.doctor_machine import (
-    check_disk,
-    check_java,
-    check_pyspark,
-    check_worker_python,
-)
-from tidegate.model.check import Level
-from tidegate.settings import SparkSettings
+from tidegate.admin.doctor.finding import FindingLevel
+from tidegate.admin.doctor.machine import check_disk, check_java, check_pyspark, check_worker_python
+from tidegate.config import SparkSettings
 from tidegate.spark import java
 
 LOCAL = SparkSettings()
@@ -47,11 +42,11 @@ def test_java_must_be_of_a_version_that_spark_runs_on(
 ) -> None:
     monkeypatch.setattr(java, "PLACES", ())
     for version, level in (
-        ("1.8.0_402", Level.FAIL),
-        ("11.0.22", Level.FAIL),
-        ("17.0.15", Level.OK),
-        ("21", Level.OK),
-        ("25.0.1", Level.FAIL),
+        ("1.8.0_402", FindingLevel.FAIL),
+        ("11.0.22", FindingLevel.FAIL),
+        ("17.0.15", FindingLevel.OK),
+        ("21", FindingLevel.OK),
+        ("25.0.1", FindingLevel.FAIL),
     ):
         home = fake_java(tmp_path / version, version)
         for environment in (
@@ -60,7 +55,7 @@ def test_java_must_be_of_a_version_that_spark_runs_on(
         ):
             assert check_java(LOCAL, environment).level is level, (version, environment)
     remote = SparkSettings(remote="sc://host")
-    assert check_java(remote, {"PATH": ""}).level is Level.OK, "it is not needed here"
+    assert check_java(remote, {"PATH": ""}).level is FindingLevel.OK, "it is not needed here"
 
 
 def test_a_broken_java_home_is_named_with_one_that_works(
@@ -70,7 +65,7 @@ def test_a_broken_java_home_is_named_with_one_that_works(
     fake_java(tmp_path / "jvm" / "early", "11.0.1")
     monkeypatch.setattr(java, "PLACES", (f"{tmp_path}/jvm/*",))
     check = check_java(LOCAL, {"JAVA_HOME": str(tmp_path / "gone"), "PATH": ""})
-    assert check.level is Level.FAIL
+    assert check.level is FindingLevel.FAIL
     assert "which has no bin/java" in check.found
     assert check.fix == f"export JAVA_HOME={good}"
 
@@ -78,7 +73,7 @@ def test_a_broken_java_home_is_named_with_one_that_works(
 def test_no_java_at_all_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java, "PLACES", (f"{tmp_path}/*",))
     check = check_java(LOCAL, {"PATH": str(tmp_path)})
-    assert check.level is Level.FAIL
+    assert check.level is FindingLevel.FAIL
     assert "apt-get install" in str(check.fix)
 
 
@@ -93,7 +88,7 @@ def test_a_java_in_a_usual_place_is_found_when_path_has_none_that_will_do(
         paths.append(f"{fake_java(tmp_path / version, version)}/bin:/usr/bin:/bin")
     for path in paths:
         check = check_java(LOCAL, {"PATH": path})
-        assert (check.level, check.found) == (Level.OK, f"Java 21 ({good}/bin/java)"), path
+        assert (check.level, check.found) == (FindingLevel.OK, f"Java 21 ({good}/bin/java)"), path
         assert java.choose_java({"PATH": path}).home == good
 
 
@@ -112,7 +107,7 @@ def test_spark_starts_with_a_java_that_is_not_on_path(tmp_path: Path) -> None:
     home = Path(real.program).resolve().parent.parent
     code = (
         "import os, sys; from pathlib import Path;"
-        "from tidegate.settings import SparkSettings;"
+        "from tidegate.config import SparkSettings;"
         "from tidegate.spark import java; from tidegate.spark.session import SparkSessions;"
         "java.NOTE = Path('none'); java.PLACES = sys.argv[2:];"
         "spark = SparkSessions(SparkSettings(master='local[1]'), Path(sys.argv[1]));"
@@ -141,27 +136,27 @@ def test_the_workers_python_must_run_and_have_what_tasks_import(tmp_path: Path) 
     environment = {**os.environ, "PYSPARK_PYTHON": str(bare)}
     environment.pop("PYTHONPATH", None)
     check = check_worker_python(LOCAL, environment)
-    assert check.level is Level.FAIL
+    assert check.level is FindingLevel.FAIL
     assert "cannot import pyarrow" in check.found
     assert check.fix == "unset PYSPARK_PYTHON, so that this environment's Python is used"
     gone = check_worker_python(LOCAL, {**environment, "PYSPARK_PYTHON": str(tmp_path / "gone")})
-    assert (gone.level, "does not run" in gone.found) == (Level.FAIL, True)
+    assert (gone.level, "does not run" in gone.found) == (FindingLevel.FAIL, True)
     answer = json.dumps({"version": [3, 8], "missing": {}})
     python = fake_program(tmp_path / "python", f"echo '{answer}'")
     check = check_worker_python(LOCAL, {**os.environ, "PYSPARK_PYTHON": str(python)})
-    assert check.level is Level.FAIL
+    assert check.level is FindingLevel.FAIL
     assert "Python 3.8; this is" in check.found
 
 
 def test_our_own_python_passes_and_workers_elsewhere_cannot_be_seen() -> None:
     environment = {key: value for key, value in os.environ.items() if key != "PYSPARK_PYTHON"}
-    assert check_worker_python(LOCAL, environment).level is Level.OK
+    assert check_worker_python(LOCAL, environment).level is FindingLevel.OK
     cluster = SparkSettings(master="spark://host:7077")
-    assert check_worker_python(cluster, environment).level is Level.WARN
-    assert check_pyspark().level is Level.OK
+    assert check_worker_python(cluster, environment).level is FindingLevel.WARN
+    assert check_pyspark().level is FindingLevel.OK
 
 
 def test_little_room_is_a_warning_even_where_the_folder_is_not_made_yet(tmp_path: Path) -> None:
     folder = tmp_path / "not" / "yet"
-    assert check_disk("state", folder, low_bytes=1).level is Level.OK
-    assert check_disk("state", folder, low_bytes=1 << 60).level is Level.WARN
+    assert check_disk("state", folder, low_bytes=1).level is FindingLevel.OK
+    assert check_disk("state", folder, low_bytes=1 << 60).level is FindingLevel.WARN

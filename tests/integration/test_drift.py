@@ -15,9 +15,9 @@ from integration.orders import CREATE, ORDERS
 from integration.postgres_harness import PostgresHarness
 from integration.postgres_harness import shared as database
 from integration.without_spark import Make, make
-from tidegate import failpoints
-from tidegate.errors import DriftRefused, FenceLost
-from tidegate.model.rules import Check, Mode, Rules
+from tidegate.config.sync import Mode, RowCheck, Rules
+from tidegate.core import failpoints
+from tidegate.core.errors import DriftRefused, FenceLost
 
 __all__ = ["database", "make"]
 
@@ -203,7 +203,7 @@ def test_a_value_that_the_targets_enum_lacks_is_named(database: Database) -> Non
 
 
 def test_rows_set_aside_keep_the_columns_they_came_with(database: Database) -> None:
-    rules = Rules(checks=(Check("positive", "n > 0"),), reject_limit=1.0)
+    rules = Rules(checks=(RowCheck("positive", "n > 0"),), reject_limit=1.0)
     target = Target(PostgresHarness(database, columns(BEFORE), rules))
     load(target.harness, (1, "a", -1, 1))
     shape = columns(BEFORE + ", x integer")

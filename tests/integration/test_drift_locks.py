@@ -15,9 +15,9 @@ from integration.conftest import Database
 from integration.destination_harness import load, make_shape
 from integration.postgres_harness import PostgresHarness, open_session
 from integration.postgres_harness import shared as database
-from tidegate.errors import BusyError, DestinationError
-from tidegate.model.rules import Mode, Rules
-from tidegate.postgres.connect import Connection
+from tidegate.config.sync import Mode, Rules
+from tidegate.core.errors import BusyError, DestinationError
+from tidegate.postgres.connection import Connection
 
 __all__ = ["database"]
 

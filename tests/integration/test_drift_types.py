@@ -10,8 +10,8 @@ from integration.conftest import Database
 from integration.drifted import BEFORE, EVOLVE, FREEZE, Target, columns, loaded
 from integration.postgres_harness import PostgresHarness
 from integration.postgres_harness import shared as database
-from tidegate.destinations import drift
-from tidegate.model.shape import Shape
+from tidegate.core.shape import Shape
+from tidegate.load.targets.postgres import drift
 
 __all__ = ["database"]
 

@@ -17,10 +17,10 @@ import psycopg
 import pytest
 
 from conftest import FAST
-from tidegate.errors import ConnectionFailed
-from tidegate.postgres import server_log
+from tidegate.core.errors import ConnectionFailed
+from tidegate.postgres import server_process
 from tidegate.postgres.embedded import ROLE, EmbeddedServer
-from tidegate.postgres.postmaster import is_alive
+from tidegate.postgres.server_process import is_alive
 from tidegate.project import Project
 
 START = """
@@ -334,7 +334,7 @@ def test_the_log_stays_small_while_the_server_runs(
     own: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit, round_bytes = 200_000, 150_000
-    monkeypatch.setattr(server_log, "LOG_BYTES", limit)
+    monkeypatch.setattr(server_process, "LOG_BYTES", limit)
     folder = own.directory.parents[1]
     (folder / "tidegate.toml").write_text(TOML)
     pid = pid_of(own)

@@ -10,13 +10,12 @@ from integration.cached_lakes import cached
 from integration.conftest import MakePlace, Place
 from integration.lakes import make_lake_project
 from integration.raw_events import run_phases, write_model
-from tidegate.model.relation import Endpoint
-from tidegate.pipeline.event_filling import generate_events
-from tidegate.pipeline.event_generation import Generation
-from tidegate.pipeline.plan import plan_project
-from tidegate.pipeline.verify import verify_sync
+from tidegate.core.relation import Endpoint
+from tidegate.events.generator import Generation, generate_events
+from tidegate.load.planner import plan_project
 from tidegate.project import Project
 from tidegate.spark.session import SparkSessions
+from tidegate.verify.verify import verify_sync
 
 EXPORT = event_page.export()
 TODAY = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)

@@ -9,14 +9,13 @@ from decimal import Decimal
 import pytest
 
 from integration.conftest import MakePlace
-from tidegate.model.event_model import FieldType
-from tidegate.pipeline.event_filling import generate_events
-from tidegate.pipeline.event_generation import Generation
-from tidegate.pipeline.event_process import process
-from tidegate.pipeline.event_provision import provision
-from tidegate.pipeline.event_refresh import refresh
-from tidegate.pipeline.events import find_events
-from tidegate.settings.event_model import read_event_model
+from tidegate.events.generator import Generation, generate_events
+from tidegate.events.model import FieldType
+from tidegate.events.model_file import read_event_model
+from tidegate.events.process import process
+from tidegate.events.project_events import find_events
+from tidegate.events.provision import provision
+from tidegate.events.refresh import refresh
 
 TYPES = [one for one in FieldType if one is not FieldType.JSONB]
 ODD = ['"odd name"', '"ünïcode"', '"select"', "'with \"quotes\"'", '"%s"', '"{x}"', '"Upper"']

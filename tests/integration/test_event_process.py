@@ -18,14 +18,14 @@ from psycopg import sql
 from integration.conftest import Database, MakePlace, MakeProject
 from integration.event_models import small_events
 from integration.event_queues import NOVEMBER, TABLES, Queue, visit
-from tidegate.destinations.event_statements import EventStatements
-from tidegate.errors import ConnectionFailed, DestinationError, LoadError, StaleAttempt
-from tidegate.pipeline import event_process
-from tidegate.pipeline.event_claim import EventClaim
-from tidegate.postgres.connect import Connection, connect
-from tidegate.postgres.identifiers import qualified, statement
-from tidegate.spark.copying import StagingPlace
-from tidegate.spark.event_reading import EventReading, split, stage_here
+from tidegate.core.errors import ConnectionFailed, DestinationError, LoadError, StaleAttempt
+from tidegate.events import process
+from tidegate.events.apply import EventStatements
+from tidegate.events.process import EventClaim
+from tidegate.events.staging import EventReading, split, stage_here
+from tidegate.postgres.connection import Connection, connect
+from tidegate.postgres.queries import qualified, statement
+from tidegate.spark.binary_copy import StagingPlace
 
 CLAIMS = "application_name = 'tidegate process' AND datname = current_database()"
 DEADLOCKS = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
@@ -57,7 +57,7 @@ class Stagings:
         self.count = 0
         self.before: Callable[[], object] = lambda: None
         self.after: Callable[[], object] = lambda: None
-        stage = event_process.stage_here
+        stage = process.stage_here
 
         def counted(*arguments: Any) -> Any:
             self.count += 1
@@ -66,7 +66,7 @@ class Stagings:
             self.after()
             return staged
 
-        monkeypatch.setattr(event_process, "stage_here", counted)
+        monkeypatch.setattr(process, "stage_here", counted)
 
 
 @pytest.fixture

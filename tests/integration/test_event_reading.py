@@ -12,10 +12,9 @@ from uuid import uuid4
 import pytest
 
 from integration.conftest import Database
-from tidegate.model.event import EventLimits, EventReader, RawEvent
-from tidegate.model.event_model import Dimension, EventModel, Field, FieldType
-from tidegate.model.json_path import JsonPath
-from tidegate.model.relation import Relation
+from tidegate.core.relation import Relation
+from tidegate.events.model import Dimension, EventField, EventModel, FieldType, JsonPath
+from tidegate.events.reader import EventLimits, EventReader, RawEvent
 
 RECEIVED = datetime(2026, 11, 16, tzinfo=UTC)
 LIMITS = EventLimits(1_000_000, 4_000 * 365 * 86_400.0, 9_000 * 365 * 86_400.0)
@@ -35,9 +34,9 @@ TYPES: dict[str, tuple[FieldType, dict[str, int]]] = {
 MODEL = EventModel(
     Relation("w", "facts"),
     (
-        Field("at", JsonPath.parse("$.at"), FieldType.TIMESTAMPTZ, required=True),
+        EventField("at", JsonPath.parse("$.at"), FieldType.TIMESTAMPTZ, required=True),
         *(
-            Field(name, JsonPath.parse(f"$.{name}"), type_, **more)
+            EventField(name, JsonPath.parse(f"$.{name}"), type_, **more)
             for name, (type_, more) in TYPES.items()
         ),
     ),
@@ -149,8 +148,8 @@ def test_a_payload_is_what_jsonb_takes_and_values_are_what_their_columns_take(
 
 @pytest.mark.parametrize("type_", [FieldType.TEXT, FieldType.NUMERIC])
 def test_what_is_a_key_always_fits_into_an_index(database: Database, type_: FieldType) -> None:
-    key = Field("k", JsonPath.parse("$.k"), type_)
-    at = Field("at", JsonPath.parse("$.at"), FieldType.TIMESTAMPTZ, required=True)
+    key = EventField("k", JsonPath.parse("$.k"), type_)
+    at = EventField("at", JsonPath.parse("$.at"), FieldType.TIMESTAMPTZ, required=True)
     dimension = Dimension("keys", Relation("w", "keys"), (key,))
     model = EventModel(Relation("w", "facts"), (at,), "at", ("at",), (dimension,))
     rng = random.Random(4)

@@ -12,13 +12,13 @@ from psycopg import errors as pg
 
 from integration.conftest import Database, MakePlace
 from integration.event_models import small_events, small_model
-from tidegate.errors import StaleAttempt
-from tidegate.model.event_model import View
-from tidegate.pipeline.context import Context
-from tidegate.pipeline.event_provision import provision
-from tidegate.pipeline.event_refresh import RefreshEnd, refresh
-from tidegate.pipeline.events import Events
-from tidegate.postgres.connect import Connection
+from tidegate.core.errors import StaleAttempt
+from tidegate.events.model import EventView
+from tidegate.events.project_events import ProjectEvents
+from tidegate.events.provision import provision
+from tidegate.events.refresh import RefreshEnd, refresh
+from tidegate.load.context import Context
+from tidegate.postgres.connection import Connection
 
 LOG = "SELECT mv_name, rows, changes, error FROM analytics.mv_refresh_log ORDER BY 1"
 
@@ -52,7 +52,11 @@ def load(base: Database, *pages: str) -> None:
 
 
 def run(
-    context: Context, session: Connection, events: Events | None = None, *, force: bool = False
+    context: Context,
+    session: Connection,
+    events: ProjectEvents | None = None,
+    *,
+    force: bool = False,
 ) -> list[RefreshEnd]:
     return refresh(
         context, events or small_events(), session, force=force, check_alive=lambda: None
@@ -63,7 +67,7 @@ def outcomes(ends: list[RefreshEnd]) -> list[tuple[str, str, int | None]]:
     return [(one.view.removeprefix("analytics.mv_"), one.outcome, one.rows) for one in ends]
 
 
-def pages(query: str) -> Events:
+def pages(query: str) -> ProjectEvents:
     views = small_model().views
     return small_events(small_model(views=(replace(views[0], query=query), views[1])))
 
@@ -142,7 +146,7 @@ def test_one_that_fails_does_not_stop_the_others_and_says_why(
     base.execute("DROP VIEW analytics.of_others")
 
     # One that another keeps locked is not waited for for ever.
-    monkeypatch.setattr("tidegate.pipeline.event_refresh._LOCK_TIMEOUT", "100ms")
+    monkeypatch.setattr("tidegate.events.refresh._LOCK_TIMEOUT", "100ms")
     run(context, session)
     load(base, "help")
     with base.connect() as other:
@@ -216,7 +220,7 @@ def test_a_reader_that_never_stops_is_never_kept_waiting(
     threads = [threading.Thread(target=read) for _ in range(2)]
     for one in threads:
         one.start()
-    slow = View(
+    slow = EventView(
         small_model().views[0].name,
         "SELECT page, count(*) AS events FROM warehouse.fact_events, pg_sleep(0.3) GROUP BY page",
         ("page",),

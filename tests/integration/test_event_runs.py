@@ -16,19 +16,18 @@ from integration.conftest import MakePlace, Place
 from integration.here import tidegate
 from integration.raw_events import event_place, generate
 from integration.without_spark import NoSpark
-from tidegate.control.jobs import Jobs
-from tidegate.control.schedules import Schedules
-from tidegate.control.workers import Worker, Workers
-from tidegate.errors import BusyError, ControlMismatch, UsageError
-from tidegate.insight.events import count_failed, read_status, retry_events
-from tidegate.model.event_phase import Phase
-from tidegate.model.identity import new_attempt_id
-from tidegate.model.job import Claim, JobStatus
-from tidegate.model.staging import new_write_id, staging_table
-from tidegate.pipeline.events import find_events
+from tidegate.core.errors import BusyError, ControlMismatch, UsageError
+from tidegate.core.identity import new_attempt_id, new_write_id, staging_table
+from tidegate.events.model import Phase
+from tidegate.events.project_events import find_events
+from tidegate.events.runner import event_request
+from tidegate.events.status import count_failed, read_event_status, retry_events
+from tidegate.jobs.job import Claim, JobStatus
+from tidegate.jobs.queue import Jobs
+from tidegate.jobs.scheduler import ScheduleRound
+from tidegate.jobs.schedules import Schedules
+from tidegate.jobs.worker_records import WorkerIdentity, Workers
 from tidegate.project import Project
-from tidegate.runtime.event_jobs import event_request
-from tidegate.runtime.scheduler import Scheduling
 
 JOBS = "SELECT name, status FROM tidegate_control.jobs ORDER BY job_id"
 FACTS = "SELECT count(*) FROM warehouse.fact_events"
@@ -83,7 +82,7 @@ def test_the_phases_are_jobs_each_works_by_itself_and_what_is_told_of_them(
     place: Place, project: Project
 ) -> None:
     context = project.context
-    assert not read_status(context).is_provisioned
+    assert not read_event_status(context).is_provisioned
     with pytest.raises(UsageError, match="there is no phase 'load'"):
         project.run_events("load")
     for phase in Phase:
@@ -98,7 +97,7 @@ def test_the_phases_are_jobs_each_works_by_itself_and_what_is_told_of_them(
 
     # Events of months that were not provisioned get them at once.
     totals = generate(project, 500)
-    waiting = read_status(context)
+    waiting = read_event_status(context)
     assert (waiting.pending, waiting.failed, waiting.last_hour.batches) == (500, 0, 0)
     assert waiting.lag_seconds is not None
     assert waiting.lag_seconds > 0
@@ -110,7 +109,7 @@ def test_the_phases_are_jobs_each_works_by_itself_and_what_is_told_of_them(
     assert place.target.value(FACTS) == totals.facts
     kept = f"SELECT result->>'facts' FROM tidegate_control.jobs WHERE name = '{NAMES[1]}'"
     assert place.control.execute(f"{kept} ORDER BY job_id DESC LIMIT 1") == [(str(totals.facts),)]
-    found = read_status(context)
+    found = read_event_status(context)
     assert (found.pending, found.failed) == (0, malformed)
     assert sum(one.events for one in found.reasons) == malformed
     assert (found.last_hour.facts, found.partitions >= 3) == (totals.facts, True)
@@ -119,7 +118,7 @@ def test_the_phases_are_jobs_each_works_by_itself_and_what_is_told_of_them(
     assert [one.is_current for one in found.views] == [False] * 4
     report = project.run_events()
     assert [one.outcome for one in report.refreshed or ()] == ["refreshed"] * 4
-    assert [one.is_current for one in read_status(context).views] == [True] * 4
+    assert [one.is_current for one in read_event_status(context).views] == [True] * 4
     again = project.run_events()
     assert {one.outcome for one in again.refreshed or ()} == {"unchanged"}
 
@@ -127,9 +126,9 @@ def test_the_phases_are_jobs_each_works_by_itself_and_what_is_told_of_them(
     deep = totals.malformed["deep"]
     assert count_failed(context, reason="nested deeper") == deep > 0
     assert retry_events(context, reason="nested deeper") == deep
-    one = read_status(context).reasons[0].example
+    one = read_event_status(context).reasons[0].example
     assert retry_events(context, ids=[one]) == 1
-    assert read_status(context).pending == deep + 1
+    assert read_event_status(context).pending == deep + 1
     assert retry_events(context) == malformed - deep - 1
     assert retry_events(context) == 0
     retried = project.run_events("process").processed
@@ -171,7 +170,7 @@ def hold(project: Project, phase: Phase) -> tuple[Claim, Any]:
     context = project.context
     context.control_id()
     session = context.plane.connect()
-    worker = Worker.of_this_process(project.name, "another")
+    worker = WorkerIdentity.of_this_process(project.name, "another")
     Workers(context.plane).register(session, worker, "test")
     command = {"command": f"tidegate event run --phase {phase}"}
     request = event_request(context, find_events(context), phase, payload=command)
@@ -239,10 +238,10 @@ def test_a_tick_queues_the_three_phases_once_and_a_worker_does_them_in_order(
     scheduler = project.scheduler("test")
     with project.context.plane.connect() as control:
         clock = Schedules(project.context.plane, project.name).clock(control)
-        assert scheduler.run_once(control, clock) == Scheduling()
+        assert scheduler.run_once(control, clock) == ScheduleRound()
         five = timedelta(minutes=5)
         assert scheduler.run_once(control, clock + five).queued == 1
-        assert scheduler.run_once(control, clock + five) == Scheduling()
+        assert scheduler.run_once(control, clock + five) == ScheduleRound()
         # The jobs of the last tick have not ended: nothing is queued twice.
         assert scheduler.run_once(control, clock + 2 * five).coalesced == 1
     assert place.control.execute(JOBS) == [(name, "pending") for name in NAMES]

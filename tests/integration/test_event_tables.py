@@ -22,13 +22,13 @@ from psycopg import errors as pg
 from acceptance.processes import until
 from integration.conftest import Database, MakePlace
 from integration.event_models import field, small_events, small_model
-from tidegate.errors import DeclarationError
-from tidegate.model.event import EventLimits, RawEvent, read_event
-from tidegate.model.event_model import FieldType
-from tidegate.pipeline.context import Context
-from tidegate.pipeline.event_provision import provision
-from tidegate.pipeline.event_tables import ensure_tables
-from tidegate.postgres.connect import Connection, connect
+from tidegate.core.errors import DeclarationError
+from tidegate.events.model import FieldType
+from tidegate.events.provision import provision
+from tidegate.events.reader import EventLimits, RawEvent, read_event
+from tidegate.events.tables import ensure_tables
+from tidegate.load.context import Context
+from tidegate.postgres.connection import Connection, connect
 
 NOW = datetime.now(UTC)
 YEAR = 366 * 86_400.0
@@ -389,7 +389,7 @@ def test_readers_before_and_while_a_month_goes_are_not_disturbed(
     old(base, month(-5), month(-4), month(0))
     count = "SELECT count(*) FROM warehouse.fact_events"
     with monkeypatch.context() as patched, base.connect() as reader, reader.transaction():
-        patched.setattr("tidegate.pipeline.event_provision._DETACH_TIMEOUT", "200ms")
+        patched.setattr("tidegate.events.provision._DETACH_TIMEOUT", "200ms")
         reader.execute(count)
         assert provision(context, events, warehouse).detached == []
         base.execute("SET lock_timeout = '1s'", count)

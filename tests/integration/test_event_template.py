@@ -16,8 +16,8 @@ import pytest
 
 from integration.conftest import MakePlace, Place
 from integration.raw_events import event_place, run_phases
-from tidegate.pipeline.event_intake import copy_in
-from tidegate.pipeline.events import find_events
+from tidegate.events.intake import copy_in
+from tidegate.events.project_events import find_events
 from tidegate.project import Project
 
 WEEK = timedelta(weeks=1)

@@ -13,14 +13,14 @@ from psycopg.conninfo import make_conninfo
 from conftest import MakeDatabase
 from databases import Databases
 from integration.conftest import Database
-from tidegate.model.cursor import CursorType, Guarantee
-from tidegate.model.relation import Relation
+from tidegate.core.relation import Relation
+from tidegate.core.watermark import CursorType, Guarantee
+from tidegate.load.sources import horizon
+from tidegate.load.sources.exactness import RULES, Facts, Sight, assigned, judge
+from tidegate.load.sources.horizon import CursorColumn, Seen, find_oldest
 from tidegate.postgres.catalog import describe_table
-from tidegate.postgres.connect import Connection, connect, own_path
+from tidegate.postgres.connection import Connection, connect, own_path
 from tidegate.postgres.embedded import EmbeddedServer
-from tidegate.sources import horizon
-from tidegate.sources.exactness import RULES, Facts, Sight, assigned, judge
-from tidegate.sources.horizon import CursorColumn, Seen, find_oldest
 
 
 @pytest.fixture(scope="module")

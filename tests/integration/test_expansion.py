@@ -12,18 +12,18 @@ from psycopg.conninfo import make_conninfo
 from integration.conftest import MakePlace, MakeProject, Place
 from integration.groups import SHOP, STAMPED, expand, left_out, record
 from integration.orders import places
-from tidegate.errors import (
+from tidegate.config.sync import Mode
+from tidegate.core.errors import (
     ConnectionFailed,
     DeclarationError,
     SettingsError,
     TargetGone,
     UsageError,
 )
-from tidegate.model.cursor import NullPolicy
-from tidegate.model.relation import Endpoint, Relation
-from tidegate.model.rules import Mode
-from tidegate.pipeline.changed import refuse_changed
-from tidegate.pipeline.declaration import resolve_source
+from tidegate.core.relation import Endpoint, Relation
+from tidegate.core.watermark import NullPolicy
+from tidegate.load.declaration_changes import refuse_changed_declaration
+from tidegate.load.sources.resolve import resolve_source
 from tidegate.project import Project
 
 __all__ = ["places"]
@@ -311,12 +311,12 @@ def test_a_table_stays_with_what_it_was_loaded_with(make_place: MakePlace) -> No
     with place.open() as project, place.source.connect() as session:
         for sync in found.values():
             watermark = project.watermark(sync.name).get()
-            refuse_changed(watermark, resolve_source(session, sync), sync)
+            refuse_changed_declaration(watermark, resolve_source(session, sync), sync)
         # What can no longer be loaded as before is refused with the ways out.
         watermark = project.watermark("shop.changed").get()
         resolved = resolve_source(session, changed)
         with pytest.raises(DeclarationError, match="its cursor was gone and is now") as raised:
-            refuse_changed(watermark, resolved, changed)
+            refuse_changed_declaration(watermark, resolved, changed)
         assert "tidegate run shop.changed --full-refresh" in str(raised.value.hint)
         assert "declare it on its own" in str(raised.value.hint)
         # A full refresh takes what would be proposed today.

@@ -13,19 +13,19 @@ import psycopg
 import pytest
 
 from integration.conftest import Database, MakePlace
-from tidegate.control.jobs import Jobs
-from tidegate.control.tokens import Tokens
-from tidegate.control.workers import Worker, Workers
-from tidegate.destinations.postgres import PostgresDestination
-from tidegate.errors import BusyError, ControlMismatch, FenceLost
+from tidegate.core.errors import BusyError, ControlMismatch, FenceLost
+from tidegate.core.relation import Endpoint
+from tidegate.jobs.attempt import raise_fence
+from tidegate.jobs.control_database import Tokens
+from tidegate.jobs.job import Claim, JobRequest
+from tidegate.jobs.queue import Jobs
+from tidegate.jobs.reclaim import reclaim_lost
+from tidegate.jobs.worker_records import WorkerIdentity, Workers
 from tidegate.ledger.fences import Fence, Fences, FenceTooLow, publisher_name
 from tidegate.ledger.ledger import Ledger
-from tidegate.model.job import Claim, JobRequest
-from tidegate.model.relation import Endpoint
-from tidegate.pipeline.context import Context
-from tidegate.postgres.connect import Connection, connect
-from tidegate.runtime.attempt import raise_fence
-from tidegate.runtime.reclaim import reclaim_dead
+from tidegate.load.context import Context
+from tidegate.load.targets.postgres.target import PostgresTarget
+from tidegate.postgres.connection import Connection, connect
 
 CONTROL = uuid4()
 
@@ -35,7 +35,7 @@ class Claimed:
     """An attempt that has its job and not yet its table."""
 
     context: Context
-    destination: PostgresDestination
+    destination: PostgresTarget
     control: Connection
     claim: Claim
 
@@ -202,8 +202,8 @@ def claimed(make_place: MakePlace) -> Iterator[Claimed]:
     """A job that this process has claimed, beside the table that it is to load."""
     context = make_place(databases=2).open().context
     destination = context.destination(Endpoint.parse("warehouse:raw.orders"))
-    assert isinstance(destination, PostgresDestination)
-    jobs, worker = Jobs(context.plane), Worker.of_this_process()
+    assert isinstance(destination, PostgresTarget)
+    jobs, worker = Jobs(context.plane), WorkerIdentity.of_this_process()
     with context.plane.connect() as control, context.plane.connect() as session:
         Workers(context.plane).register(session, worker, "0")
         request = JobRequest("shop", "sync", "orders", "postgres:x/raw.orders")
@@ -236,7 +236,7 @@ def test_a_stale_attempt_does_not_reseed(claimed: Claimed) -> None:
 def test_a_dead_attempt_is_fenced_out_before_its_job_is_given_away(claimed: Claimed) -> None:
     raised = claimed.raise_own()
     context, destination = claimed.context, claimed.destination
-    taken = reclaim_dead(
+    taken = reclaim_lost(
         context.plane,
         claimed.control,
         context.control_id(),

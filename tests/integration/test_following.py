@@ -15,8 +15,8 @@ from integration.commands import DONE, FAILED
 from integration.job_store import shared
 from integration.orders import ORDERS
 from integration.queued import CUSTOMERS, Desk, open_desk
-from tidegate.insight.following import Follower
-from tidegate.model.job import JobStatus
+from tidegate.jobs.job import JobStatus
+from tidegate.jobs.queued_job import JobFollower
 
 opened, desk = shared(lambda places: open_desk(places(ORDERS, CUSTOMERS)))
 
@@ -34,7 +34,7 @@ def following(desk: Desk, *arguments: str) -> Iterator[WarmProcess]:
 def told(desk: Desk, *job_ids: UUID, react: Mapping[str, Callable[[], object]]) -> list[str]:
     """What a follower says, where each thing said may have an answer."""
     said: list[str] = []
-    for step in Follower(desk.project.context, job_ids, interval_seconds=0.01).steps():
+    for step in JobFollower(desk.project.context, job_ids, interval_seconds=0.01).steps():
         job, action = step.job, step.action
         if job is None:
             text = "no answer"

@@ -19,8 +19,7 @@ from integration.conftest import Place
 from integration.event_page import grants
 from integration.raw_events import event_place, run_phases
 from integration.shared_places import shared_places
-from tidegate.pipeline.event_filling import generate_events
-from tidegate.pipeline.event_generation import Generation, Totals
+from tidegate.events.generator import Generation, Totals, generate_events
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "grafana"
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "dashboards" / "events.json").read_text("utf-8"))

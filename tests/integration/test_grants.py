@@ -14,7 +14,7 @@ from psycopg.conninfo import make_conninfo
 from integration.conftest import Database, MakePlace, Place
 from integration.left_behind import ORDERS
 from integration.without_spark import open_without_spark
-from tidegate.errors import TidegateError
+from tidegate.core.errors import TidegateError
 from tidegate.project import Project
 
 PAGE = Path(__file__).parents[2] / "docs" / "grants.md"

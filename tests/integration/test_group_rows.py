@@ -7,8 +7,8 @@ import pytest
 from integration.commands import DONE
 from integration.queued import run_here
 from integration.without_spark import Make, make
-from tidegate.errors import UsageError
-from tidegate.model.explanation import Reason
+from tidegate.core.errors import UsageError
+from tidegate.verify.report import RowReason
 
 __all__ = ["make"]
 
@@ -32,7 +32,7 @@ def test_a_table_of_a_group_is_found_by_its_name_and_by_its_target(make: Make) -
         )
     for sync in project.expand():
         project.run(sync)
-    assert project.why("warehouse:raw.items", id=2).reason is Reason.EQUAL
+    assert project.why("warehouse:raw.items", id=2).reason is RowReason.EQUAL
     assert project.why("shop.orders", id=1).sync == "shop.orders"
     with pytest.raises(UsageError, match=r"no declared sync loads warehouse:raw\.nothing"):
         project.why("warehouse:raw.nothing", id=1)

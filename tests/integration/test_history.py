@@ -19,15 +19,13 @@ from integration.orders import CREATE, FILL, ORDERS
 from integration.queued import run_here
 from integration.recorded import Bench, open_bench
 from integration.without_spark import without_spark
-from tidegate.control.task_months import TABLES, TaskMonths
-from tidegate.control.task_records import TaskRecords
-from tidegate.model.job import NOTHING, VACUUM, JobStatus, LockAt
-from tidegate.model.month import Month
-from tidegate.model.task_history import TaskStatus, moment_of
-from tidegate.runtime.attempt import LiveAttempt
-from tidegate.runtime.cancel import cancel_job
-from tidegate.runtime.leaving import leave_job
-from tidegate.runtime.sweeper import Sweeper
+from tidegate.jobs.attempt import LiveAttempt
+from tidegate.jobs.cancel import cancel_job
+from tidegate.jobs.history.record import RunStatus, moment_of
+from tidegate.jobs.history.writer import TABLES, Month, TaskMonths, TaskRecords
+from tidegate.jobs.job import NOTHING, VACUUM, JobStatus, LockAt
+from tidegate.jobs.shutdown import release_job
+from tidegate.jobs.sweeper import Sweeper
 
 ERROR = "relation raw.orders has a column that nobody knows of, and there is no way around it\n  x"
 
@@ -67,12 +65,12 @@ def test_a_run_that_is_done_leaves_one_task_with_its_facts_events_and_parameters
     job_id = bench.work(look)
     (running,) = seen
     assert (running.status, running.finished_at, running.seconds) == (
-        TaskStatus.RUNNING,
+        RunStatus.RUNNING,
         None,
         None,
     )
     (task,) = bench.tasks()
-    assert (task.job_id, task.status, task.attempt) == (job_id, TaskStatus.DONE, 1)
+    assert (task.job_id, task.status, task.attempt) == (job_id, RunStatus.DONE, 1)
     assert (task.project, task.kind, task.name) == ("shop", "sync", "orders")
     assert (task.rows, task.bytes) == (7, 512)
     assert task.metrics == {"rows": 7, "bytes": 512, "loads": 1}
@@ -98,14 +96,14 @@ def test_a_failure_is_kept_with_its_traceback_and_a_retry_says_what_it_came_from
     bench.execute("UPDATE job_queue SET visible_at = now()")
     bench.work(succeed, lock_at=LockAt.SUBMIT)
     first, second = bench.tasks()
-    assert (first.status, first.error) == (TaskStatus.FAILED, "RuntimeError: the disk is full")
+    assert (first.status, first.error) == (RunStatus.FAILED, "RuntimeError: the disk is full")
     assert first.traceback is not None
     assert "in break_down" in first.traceback
     assert first.traceback.endswith("RuntimeError: the disk is full\n")
     assert bench.events(first) == ["pending", "started", "failed", "retried"]
     _, listed = bench.project.history.find_all_runs()
     assert listed.traceback is None, "a list of many runs carries no tracebacks"
-    assert (first.job_id, second.status) == (second.job_id, TaskStatus.DONE)
+    assert (first.job_id, second.status) == (second.job_id, RunStatus.DONE)
     assert (first.attempt, second.attempt) == (1, 2)
     pending, *_ = bench.project.history.find_all_events(second.id)
     assert pending.at == first.finished_at, "it has waited since the first attempt ended"
@@ -119,7 +117,7 @@ def test_a_worker_tells_of_a_job_that_failed_before_its_work_began_and_of_no_idl
     bench.project.worker(burst=True).run()
     assert bench.value("SELECT status FROM jobs WHERE name = 'x'") == "done"
     (task,) = bench.tasks()
-    assert (task.name, task.status) == ("nobody", TaskStatus.FAILED)
+    assert (task.name, task.status) == ("nobody", RunStatus.FAILED)
     assert task.traceback is not None
     assert "nobody" in (task.error or "")
 
@@ -133,13 +131,13 @@ def test_what_is_cancelled_given_back_or_left_is_told_as_such(bench: Bench) -> N
         return {}
 
     def leave(attempt: LiveAttempt) -> dict[str, Any]:
-        leave_job(context, attempt.claim, actor="t", reason="Worker received SIGTERM")
+        release_job(context, attempt.claim, actor="t", reason="Worker received SIGTERM")
         return {}
 
     for work, kind, status, last in (
-        (cancel, "sync", TaskStatus.CANCELLED, "cancelled"),
-        (leave, "sync", TaskStatus.GIVEN_BACK, "retried"),
-        (leave, VACUUM, TaskStatus.FAILED, "failed"),
+        (cancel, "sync", RunStatus.CANCELLED, "cancelled"),
+        (leave, "sync", RunStatus.GIVEN_BACK, "retried"),
+        (leave, VACUUM, RunStatus.FAILED, "failed"),
     ):
         bench.clean()
         bench.work(work, kind=kind)
@@ -152,12 +150,12 @@ def test_an_end_that_nobody_lived_to_tell_is_told_by_the_sweeper(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if the process had died right after its job was done.
-    monkeypatch.setattr("tidegate.runtime.working.record_end", lambda *_: None)
+    monkeypatch.setattr("tidegate.jobs.attempt.record_end", lambda *_: None)
     bench.work(succeed)
-    assert [one.status for one in bench.tasks()] == [TaskStatus.RUNNING]
+    assert [one.status for one in bench.tasks()] == [RunStatus.RUNNING]
     Sweeper(bench.project.context, actor="sweeper", targets=list).run_once(bench.control)
     (task,) = bench.tasks()
-    assert (task.status, task.rows) == (TaskStatus.DONE, 7)
+    assert (task.status, task.rows) == (RunStatus.DONE, 7)
     assert bench.events(task) == ["pending", "started", "progress", "done"]
 
 
@@ -166,7 +164,7 @@ def test_a_sync_is_remembered_with_its_rows(bench: Bench) -> None:
         project = without_spark(opened)
         report = project.run("orders")
         (task,) = project.history.find_all_by_name("orders")
-        assert (task.job_id, task.status) == (report.job_id, TaskStatus.DONE)
+        assert (task.job_id, task.status) == (report.job_id, RunStatus.DONE)
         assert task.rows == report.rows > 0
         assert task.metrics is not None
         assert task.metrics["loads"] == len(report.loads)

@@ -17,14 +17,19 @@ from psycopg import sql
 from integration.conftest import MakePlace
 from integration.job_store import places
 from integration.orders import ORDERS
-from tidegate.control.history import History
-from tidegate.control.task_questions import Question, Wanted, trends_statement
-from tidegate.insight.history import TREND_RUNS, TREND_WEEKS
-from tidegate.model.identity import new_job_id
-from tidegate.model.job import KINDS
-from tidegate.model.month import Month
-from tidegate.model.task_history import TaskRecord, TaskStatus
-from tidegate.postgres.connect import Connection
+from tidegate.core.identity import new_job_id
+from tidegate.jobs.history.query import (
+    TREND_RUNS,
+    TREND_WEEKS,
+    History,
+    HistoryFilter,
+    HistoryQuery,
+    trends_statement,
+)
+from tidegate.jobs.history.record import RunStatus, TaskRecord
+from tidegate.jobs.history.writer import Month
+from tidegate.jobs.job import KINDS
+from tidegate.postgres.connection import Connection
 from tidegate.project import Project
 
 __all__ = ["places"]
@@ -48,9 +53,9 @@ class Long:
     def history(self) -> History:
         return History(self.project.context.plane)
 
-    def ask(self, wanted: Wanted) -> str:
+    def ask(self, wanted: HistoryFilter) -> str:
         """How a question for 20 runs was answered."""
-        question = Question.of("shop", wanted)
+        question = HistoryQuery.of("shop", wanted)
         return self.plan(question.statement("tidegate_control", 20), question.values)
 
     def plan(self, statement: sql.Composable, values: dict[str, Any]) -> str:
@@ -99,39 +104,39 @@ def thrown_away(plan: str) -> int:
 ANY_DAY, FULL = {"full_refresh": "false"}, {"full_refresh": "true"}
 OLD = {"day": LONG_AGO}
 SEVEN, TWO = ("name_7",), ("name_7", "name_8")
-FAILED, NOBODY = (TaskStatus.FAILED,), (TaskStatus.CANCELLED,)
+FAILED, NOBODY = (RunStatus.FAILED,), (RunStatus.CANCELLED,)
 AN_HOUR_AGO = datetime.now(UTC) - timedelta(hours=1)
 WANTED = {
-    "all": Wanted(),
-    "name": Wanted(names=SEVEN),
-    "two names": Wanted(names=TWO),
-    "a name nobody has": Wanted(names=("nobody",)),
-    "status": Wanted(statuses=FAILED),
-    "two statuses": Wanted(statuses=(TaskStatus.FAILED, TaskStatus.LOST)),
-    "status done": Wanted(statuses=(TaskStatus.DONE,)),
-    "a status nobody has": Wanted(statuses=NOBODY),
-    "name and status": Wanted(names=SEVEN, statuses=FAILED),
-    "name and parameter": Wanted(names=SEVEN, parameters=ANY_DAY),
-    "parameter": Wanted(parameters={"day": date.today().isoformat()}),
-    "a parameter of long ago": Wanted(parameters=OLD),
-    "parameter and status": Wanted(parameters=OLD, statuses=FAILED),
-    "parameter and a status nobody has": Wanted(parameters=ANY_DAY, statuses=NOBODY),
-    "parameter and a kind nobody has": Wanted(parameters=ANY_DAY, kinds=("vacuum",)),
-    "parameters": Wanted(parameters=ANY_DAY | OLD),
-    "parameters that are never together": Wanted(parameters=FULL | OLD),
-    "names and parameters": Wanted(names=TWO, parameters=ANY_DAY | OLD),
-    "name and parameters": Wanted(names=SEVEN, parameters=ANY_DAY | {"day": "2020-01-01"}),
-    "name, parameter and status": Wanted(names=SEVEN, parameters=OLD, statuses=FAILED),
-    "kind": Wanted(kinds=("sync",)),
-    "a kind nobody has": Wanted(kinds=("vacuum",)),
-    "name and kind": Wanted(names=SEVEN, kinds=("sync",)),
-    "name and a kind nobody has": Wanted(names=SEVEN, kinds=("vacuum",)),
-    "status and a kind nobody has": Wanted(statuses=FAILED, kinds=("vacuum",)),
-    "until": Wanted(until=AN_HOUR_AGO),
-    "name until": Wanted(names=SEVEN, until=AN_HOUR_AGO),
-    "job": Wanted(job_id=new_job_id()),
-    "job and parameter": Wanted(job_id=new_job_id(), parameters=ANY_DAY),
-    "id": Wanted(ids=(UUID(int=5 << 80), UUID(int=6 << 80))),
+    "all": HistoryFilter(),
+    "name": HistoryFilter(names=SEVEN),
+    "two names": HistoryFilter(names=TWO),
+    "a name nobody has": HistoryFilter(names=("nobody",)),
+    "status": HistoryFilter(statuses=FAILED),
+    "two statuses": HistoryFilter(statuses=(RunStatus.FAILED, RunStatus.LOST)),
+    "status done": HistoryFilter(statuses=(RunStatus.DONE,)),
+    "a status nobody has": HistoryFilter(statuses=NOBODY),
+    "name and status": HistoryFilter(names=SEVEN, statuses=FAILED),
+    "name and parameter": HistoryFilter(names=SEVEN, parameters=ANY_DAY),
+    "parameter": HistoryFilter(parameters={"day": date.today().isoformat()}),
+    "a parameter of long ago": HistoryFilter(parameters=OLD),
+    "parameter and status": HistoryFilter(parameters=OLD, statuses=FAILED),
+    "parameter and a status nobody has": HistoryFilter(parameters=ANY_DAY, statuses=NOBODY),
+    "parameter and a kind nobody has": HistoryFilter(parameters=ANY_DAY, kinds=("vacuum",)),
+    "parameters": HistoryFilter(parameters=ANY_DAY | OLD),
+    "parameters that are never together": HistoryFilter(parameters=FULL | OLD),
+    "names and parameters": HistoryFilter(names=TWO, parameters=ANY_DAY | OLD),
+    "name and parameters": HistoryFilter(names=SEVEN, parameters=ANY_DAY | {"day": "2020-01-01"}),
+    "name, parameter and status": HistoryFilter(names=SEVEN, parameters=OLD, statuses=FAILED),
+    "kind": HistoryFilter(kinds=("sync",)),
+    "a kind nobody has": HistoryFilter(kinds=("vacuum",)),
+    "name and kind": HistoryFilter(names=SEVEN, kinds=("sync",)),
+    "name and a kind nobody has": HistoryFilter(names=SEVEN, kinds=("vacuum",)),
+    "status and a kind nobody has": HistoryFilter(statuses=FAILED, kinds=("vacuum",)),
+    "until": HistoryFilter(until=AN_HOUR_AGO),
+    "name until": HistoryFilter(names=SEVEN, until=AN_HOUR_AGO),
+    "job": HistoryFilter(job_id=new_job_id()),
+    "job and parameter": HistoryFilter(job_id=new_job_id(), parameters=ANY_DAY),
+    "id": HistoryFilter(ids=(UUID(int=5 << 80), UUID(int=6 << 80))),
 }
 
 
@@ -151,12 +156,14 @@ def test_every_question_is_answered_over_an_index(long: Long, since: timedelta |
 
 
 def test_one_run_and_its_events_are_in_one_month_each(long: Long) -> None:
-    run = long.history.newest(long.control, "shop", Wanted(), limit=1)[0]
+    run = long.history.newest(long.control, "shop", HistoryFilter(), limit=1)[0]
     values = {"recorded_at": run.recorded_at, "id": run.id, "project": "shop", "limit": 1}
-    plan = long.plan(long.project.context.plane.statement("tasks", "list_task_events"), values)
+    plan = long.plan(
+        long.project.context.plane.statement("jobs/history", "list_task_events"), values
+    )
     assert not read_whole(plan), plan
     assert len(parts(plan, "task_events")) == 1, plan
-    plan = long.ask(Wanted(ids=(run.id, run.id)))
+    plan = long.ask(HistoryFilter(ids=(run.id, run.id)))
     assert len(parts(plan, "tasks")) == 1, plan
     assert not read_whole(plan), plan
 
@@ -177,7 +184,7 @@ def test_trends_and_the_sweepers_question_go_over_an_index(long: Long) -> None:
         plan = long.plan(statement, values | {"names": names})
         assert not read_whole(plan), plan
         assert all(one >= first for one in parts(plan, "tasks")), plan
-    plan = long.plan(long.project.context.plane.statement("tasks", "list_unsettled"), values)
+    plan = long.plan(long.project.context.plane.statement("jobs/history", "list_unsettled"), values)
     assert not read_whole(plan), plan
 
 
@@ -188,7 +195,7 @@ def test_without_its_index_the_plan_is_found_wanting(long: Long) -> None:
             " tidegate_control.tasks_runs; ALTER TABLE tidegate_control.tasks DROP CONSTRAINT"
             " tasks_pkey"
         )
-        assert read_whole(long.ask(Wanted(names=("nobody",))))
+        assert read_whole(long.ask(HistoryFilter(names=("nobody",))))
 
 
 def test_luigis_names_find_what_is_there(long: Long) -> None:
@@ -223,20 +230,23 @@ def test_runs_are_found_by_any_of_their_parameters_in_pages(long: Long) -> None:
         one for one in long.project.history.find_all_runs() if one.parameters["day"] == LONG_AGO
     ]
     assert len(runs) > NAMES
-    broken = (TaskStatus.FAILED, TaskStatus.LOST)
+    broken = (RunStatus.FAILED, RunStatus.LOST)
     for asked, wanted in (
-        (Wanted(parameters=day), runs),
-        (Wanted(parameters=day | {"full_refresh": "false"}), runs),
-        (Wanted(parameters={"full_refresh": "false"} | day), runs),
-        (Wanted(parameters=day | {"full_refresh": "true"}), []),
-        (Wanted(parameters=day | {"other": "x"}), []),
-        (Wanted(parameters=day, statuses=broken), [one for one in runs if one.status in broken]),
+        (HistoryFilter(parameters=day), runs),
+        (HistoryFilter(parameters=day | {"full_refresh": "false"}), runs),
+        (HistoryFilter(parameters={"full_refresh": "false"} | day), runs),
+        (HistoryFilter(parameters=day | {"full_refresh": "true"}), []),
+        (HistoryFilter(parameters=day | {"other": "x"}), []),
         (
-            Wanted(parameters=day, names=("name_7", "name_8")),
+            HistoryFilter(parameters=day, statuses=broken),
+            [one for one in runs if one.status in broken],
+        ),
+        (
+            HistoryFilter(parameters=day, names=("name_7", "name_8")),
             [one for one in runs if one.name in ("name_7", "name_8")],
         ),
         (
-            Wanted(parameters=day, until=runs[9].recorded_at, since=runs[19].recorded_at),
+            HistoryFilter(parameters=day, until=runs[9].recorded_at, since=runs[19].recorded_at),
             runs[10:20],
         ),
     ):
@@ -253,27 +263,27 @@ def test_runs_are_found_by_any_of_their_parameters_in_pages(long: Long) -> None:
 
 def test_values_that_begin_alike_are_told_apart_however_long_they_are(long: Long) -> None:
     with long.control.transaction(force_rollback=True):
-        run = long.history.newest(long.control, "shop", Wanted(), limit=1)[0]
+        run = long.history.newest(long.control, "shop", HistoryFilter(), limit=1)[0]
         for size in (199, 200, 201, 5_000):
             long.control.execute(
                 "INSERT INTO tidegate_control.task_parameters VALUES (%s, %s, 'shop', %s, %s, %s)",
                 (run.recorded_at, run.id, run.name, f"long_{size}", "x" * size),
             )
             for other in (size - 1, size, size + 1):
-                asked = Wanted(parameters={f"long_{size}": "x" * other})
+                asked = HistoryFilter(parameters={f"long_{size}": "x" * other})
                 found = long.history.newest(long.control, "shop", asked, limit=5)
                 assert [one.id for one in found] == ([run.id] if other == size else [])
 
 
 def test_runs_of_another_project_or_with_other_parameters_are_not_found(long: Long) -> None:
-    run = long.history.newest(long.control, "shop", Wanted(), limit=1)[0]
+    run = long.history.newest(long.control, "shop", HistoryFilter(), limit=1)[0]
     day = {"day": str(run.parameters["day"])}
     for parameters, found in (
         (day | {"full_refresh": "false"}, [run]),
         (day | {"full_refresh": "true"}, []),
         ({"other": "null"}, []),
     ):
-        asked = Wanted(job_id=run.job_id, parameters=parameters)
+        asked = HistoryFilter(job_id=run.job_id, parameters=parameters)
         assert long.history.newest(long.control, "shop", asked, limit=5) == found
     assert long.history.get(long.control, "shop", run.id) == run
     assert long.history.get(long.control, "other", run.id) is None
@@ -284,15 +294,15 @@ def test_runs_of_another_project_or_with_other_parameters_are_not_found(long: Lo
 def test_trends_of_a_long_history_are_those_of_its_last_runs(
     long: Long, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidegate.insight.history.TREND_RUNS", 50)
+    monkeypatch.setattr("tidegate.jobs.history.query.TREND_RUNS", 50)
     trends = long.project.history.trends(now=long.now)
     assert [one.name for one in trends] == sorted(f"name_{n}" for n in range(NAMES))
     seven = next(one for one in trends if one.name == "name_7")
     runs = list(long.project.history.find_all_by_name("name_7"))
-    done = [one.seconds for one in runs if one.status is TaskStatus.DONE]
+    done = [one.seconds for one in runs if one.status is RunStatus.DONE]
     assert len(done) > 50
     assert list(seven.seconds) == done[:50][::-1]
-    broken = [one for one in runs if one.status in (TaskStatus.FAILED, TaskStatus.LOST)]
+    broken = [one for one in runs if one.status in (RunStatus.FAILED, RunStatus.LOST)]
     weeks = [(long.now - one.recorded_at) // timedelta(weeks=1) for one in broken]
     assert list(seven.failures) == [weeks.count(week) for week in reversed(range(TREND_WEEKS))]
     assert sum(seven.failures) > 0

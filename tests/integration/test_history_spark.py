@@ -11,11 +11,10 @@ from integration.commands import tidegate as command
 from integration.conftest import MakePlace, MakeProject
 from integration.orders import CREATE, FILL, ORDERS
 from integration.queued import run_here
-from tidegate.model.task_history import TaskRecord, TaskStatus
+from tidegate.jobs.history.record import RunStatus, TaskRecord
 from tidegate.project import Project
-from tidegate.spark.measures import spark_measures
 from tidegate.spark.session import SparkSessions
-from tidegate.spark.tags import shared, tagged, work_tag
+from tidegate.spark.tags import shared, spark_measures, tagged, work_tag
 
 pytestmark = pytest.mark.usefixtures("spark_copies")
 
@@ -68,7 +67,7 @@ def test_each_sync_and_task_is_remembered_with_its_own_cost_whether_it_is_done_o
     small = cost(project, "shuffled")
     assert project.run_task("shuffled", partitions=9, fails=True).exit_code == 1
     large = cost(project, "shuffled")
-    assert newest(project, "shuffled").status is TaskStatus.FAILED
+    assert newest(project, "shuffled").status is RunStatus.FAILED
     assert large["tasks"] - small["tasks"] == 7, "the tasks of one are not the other's"
     for found in (small, large):
         assert found["shuffle_write_bytes"] > 0
@@ -106,7 +105,7 @@ def test_shared_jobs_and_many_stages_are_said_to_be_so(
     assert (first["jobs"], first["tasks"], first["shared_jobs"]) == (2, 8, 1)
     assert (second["jobs"], second["tasks"], second["shared_jobs"]) == (1, 3, 1)
 
-    monkeypatch.setattr("tidegate.spark.measures._MOST_STAGES", 2)
+    monkeypatch.setattr("tidegate.spark.tags._MOST_STAGES", 2)
     with tagged(session, work_tag("many")):
         for partitions in (2, 3, 4):
             run(partitions)
@@ -127,5 +126,5 @@ def test_a_spark_that_is_gone_at_the_end_fails_no_job(make_place: MakePlace, nam
     done = command(place.folder, "run", name)
     assert done.code == DONE, done.err
     with place.open() as project:
-        assert newest(project, name).status is TaskStatus.DONE
+        assert newest(project, name).status is RunStatus.DONE
         assert cost(project, name) is None

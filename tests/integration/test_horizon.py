@@ -20,15 +20,14 @@ from conftest import MakeDatabase
 from integration.conftest import Database, MakePlace
 from integration.orders import CREATE, ORDERS, plan_one
 from integration.standbys import own_server, standby_of
-from tidegate.insight.status import read_status
-from tidegate.model.cursor import CursorType, Guarantee
-from tidegate.model.horizon import Horizon
-from tidegate.model.relation import Relation
+from tidegate.admin.status import read_status
+from tidegate.core.relation import Relation
+from tidegate.core.watermark import CursorType, Guarantee, Horizon
+from tidegate.load.sources.horizon import CursorColumn, read_horizon
 from tidegate.postgres.catalog import describe_table
-from tidegate.postgres.connect import connect
+from tidegate.postgres.connection import connect
 from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.project import Project
-from tidegate.sources.horizon import CursorColumn, read_horizon
 
 Servers = tuple[EmbeddedServer, EmbeddedServer]
 

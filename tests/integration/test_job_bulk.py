@@ -11,12 +11,12 @@ from uuid import UUID, uuid4
 import pytest
 
 from integration.job_store import Store, opened, request, store
-from tidegate.control import bulk
-from tidegate.control.bulk import submit_many
-from tidegate.control.job_records import JobRecords
-from tidegate.control.retention import prune
-from tidegate.errors import BusyError, UsageError
-from tidegate.model.job import SYNC, VACUUM, JobRequest, JobStatus, LockAt
+from tidegate.core.errors import BusyError, UsageError
+from tidegate.jobs import bulk
+from tidegate.jobs.bulk import submit_many
+from tidegate.jobs.job import SYNC, VACUUM, JobRequest, JobStatus, LockAt
+from tidegate.jobs.job_records import JobRecords
+from tidegate.jobs.sweeper import prune
 
 __all__ = ["opened", "store"]
 

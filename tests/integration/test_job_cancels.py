@@ -10,9 +10,9 @@ from uuid import UUID
 import pytest
 
 from integration.job_store import RESOURCE, Store, opened, store
-from tidegate.control.dead import DeadAttempt
-from tidegate.model.job import Claim, JobStatus, LockAt
-from tidegate.postgres.connect import Connection
+from tidegate.jobs.job import Claim, JobStatus, LockAt
+from tidegate.jobs.reclaim import LostAttempt
+from tidegate.postgres.connection import Connection
 
 __all__ = ["opened", "store"]
 
@@ -42,7 +42,7 @@ def give_back(store: Store, session: Connection, mine: Claim) -> bool:
 
 def reclaim(store: Store, session: Connection, mine: Claim) -> bool:
     """The worker was never registered, so it counts as dead."""
-    dead = DeadAttempt(mine.job_id, mine.attempt_id, "sync", RESOURCE, {}, None, 0, max_attempts=5)
+    dead = LostAttempt(mine.job_id, mine.attempt_id, "sync", RESOURCE, {}, None, 0, max_attempts=5)
     return store.dead.reclaim(session, dead, "sweeper")
 
 

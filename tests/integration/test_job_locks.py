@@ -11,12 +11,12 @@ import pytest
 from psycopg.errors import CheckViolation
 
 from integration.job_store import RESOURCE, Store, opened, request, store
-from tidegate.control.bulk import submit_many
-from tidegate.control.limits import Limits, Used
-from tidegate.control.turns import Turns
-from tidegate.errors import UsageError
-from tidegate.model.job import Claim, Ending, JobStatus, LockAt, Submission, Submitted
-from tidegate.postgres.connect import Connection
+from tidegate.core.errors import UsageError
+from tidegate.jobs.bulk import submit_many
+from tidegate.jobs.claim import WorkerTurns
+from tidegate.jobs.dependencies import Limits, LimitUse
+from tidegate.jobs.job import Claim, Ending, JobStatus, LockAt, Submission, Submitted
+from tidegate.postgres.connection import Connection
 
 __all__ = ["opened", "store"]
 
@@ -234,7 +234,7 @@ def test_of_those_with_limits_the_most_urgent_goes_first(store: Store, limits: L
     low = store.submit(limits=("disk",), priority=-5)
     high = store.submit(limits=("disk",), priority=5)
     middle = store.submit(limits=("disk",))
-    turns = Turns(store.plane, "w", "shop", ("sync",), 60.0)
+    turns = WorkerTurns(store.plane, "w", "shop", ("sync",), 60.0)
     order, claims = list[UUID](), turns.take(store.session, [], 8).claims
     while claims:
         assert len(claims) == 1
@@ -276,7 +276,7 @@ def test_more_places_count_at_once_and_fewer_let_what_runs_end(
     claims = store.take(10)
     assert len(claims) == 2
     limits.declare(store.session, {"shop": 3})
-    assert limits.used(store.session) == [Used("shop", 3, 4)]
+    assert limits.used(store.session) == [LimitUse("shop", 3, 4)]
     store.finish(claims[0])
     assert store.take(10) == []
 
@@ -322,7 +322,7 @@ def test_however_many_claim_at_once_no_more_than_the_places_are_taken(
     )
 
     def work(session: Connection, number: int) -> None:
-        turns = Turns(store.plane, f"w{number}", "shop", ("sync",), 60.0)
+        turns = WorkerTurns(store.plane, f"w{number}", "shop", ("sync",), 60.0)
         endings: list[Ending] = []
         while len(done) < total:
             if by_turns:

@@ -20,10 +20,10 @@ from hypothesis.stateful import (
 from chaos_seeds import chosen
 from integration.job_model import MAX_ATTEMPTS, Model, ModelJob
 from integration.job_store import Store, opened, request
-from tidegate.control.dead import DeadAttempt
-from tidegate.control.tokens import Tokens
-from tidegate.model.job import Claim, Ending, JobStatus, LockAt, Submitted
-from tidegate.postgres.connect import Connection
+from tidegate.jobs.control_database import Tokens
+from tidegate.jobs.job import Claim, Ending, JobStatus, LockAt, Submitted
+from tidegate.jobs.reclaim import LostAttempt
+from tidegate.postgres.connection import Connection
 
 __all__ = ["opened"]
 
@@ -274,7 +274,7 @@ class Machine(RuleBasedStateMachine):
         mine = self.claim_of(which)
         job = self.model.jobs[mine.job_id]
         expected = self.model.is_current(mine) and self.model.is_dead(job)
-        dead = DeadAttempt(mine.job_id, mine.attempt_id, "sync", None, {}, None, 0, max_attempts=5)
+        dead = LostAttempt(mine.job_id, mine.attempt_id, "sync", None, {}, None, 0, max_attempts=5)
         taken = self.store.dead.reclaim(self.both[on], dead, "sweeper", published=published)
         assert taken is expected
         if expected:

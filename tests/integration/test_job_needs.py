@@ -11,11 +11,10 @@ from acceptance.processes import until
 from integration.conftest import MakePlace
 from integration.job_store import Store, opened, store
 from integration.scheduling import open_clockwork
-from tidegate.control.job_lists import JobLists
-from tidegate.control.needs import Needs, Settled
-from tidegate.control.turns import Turns
-from tidegate.model.job import NOTHING, Claim, Ending, JobStatus
-from tidegate.model.job_state import JobState
+from tidegate.jobs.claim import WorkerTurns
+from tidegate.jobs.dependencies import Needs, SettledJobs
+from tidegate.jobs.job import NOTHING, Claim, Ending, JobState, JobStatus
+from tidegate.jobs.job_records import JobLists
 
 __all__ = ["opened", "store"]
 
@@ -31,7 +30,7 @@ def names(claims: list[Claim]) -> list[str]:
 def test_a_chain_is_worked_one_after_the_other_by_claims_and_by_turns(store: Store) -> None:
     for by_turns in (False, True):
         submit(store, "c", submit(store, "b", submit(store, "a")))
-        turns = Turns(store.plane, "w", "shop", ("sync",), 60.0)
+        turns = WorkerTurns(store.plane, "w", "shop", ("sync",), 60.0)
         claims = store.take(10)
         for name in "abc":
             assert names(claims) == [name]
@@ -104,14 +103,14 @@ def test_who_is_killed_before_telling_the_others_leaves_that_to_a_scheduler(stor
     store.execute("UPDATE jobs SET status = 'done' WHERE job_id = %s", a)
     store.execute("UPDATE jobs SET status = 'failed' WHERE job_id = %s", x)
     needs = Needs(store.plane)
-    assert needs.settle_all(store.session) == Settled(released=1, failed=3)
+    assert needs.settle_all(store.session) == SettledJobs(released=1, failed=3)
     assert names(store.take(10)) == ["b"]
     assert [store.get(job).status for job in (b, y, z)] == ["running", "failed", "failed"]
-    assert needs.settle_all(store.session) == Settled()
+    assert needs.settle_all(store.session) == SettledJobs()
     # The need was met, and the job not yet set free.
     c = submit(store, "c", a)
     store.execute("DELETE FROM job_needs WHERE job_id = %s", c)
-    assert needs.settle_all(store.session) == Settled(released=1)
+    assert needs.settle_all(store.session) == SettledJobs(released=1)
     assert names(store.take(10)) == ["c"]
 
 

@@ -16,9 +16,9 @@ from psycopg import sql
 from databases import Databases
 from deployment import depth_query
 from integration.job_store import TABLES, Store, open_store, opened, request, store
-from tidegate.control.bulk import submit_many
+from tidegate.jobs.bulk import submit_many
 from tidegate.postgres.embedded import EmbeddedServer
-from tidegate.postgres.identifiers import statement
+from tidegate.postgres.queries import statement
 
 __all__ = ["opened", "store"]
 
@@ -168,15 +168,15 @@ def test_looking_for_the_dead_and_the_cancelled_reads_only_what_is_claimed(
     full: Store, mode: str
 ) -> None:
     for project in ("shop", None):
-        dead = full.plane.statement("job_queue", "list_dead")
+        dead = full.plane.statement("jobs/job_queue", "list_dead")
         found = plan(full, dead, {"resource": None, "project": project}, mode)
         assert (scans_of(found, "job_queue"), scans_of(found, "jobs")) == (BY_CLAIM, BY_JOB)
         assert found[0]["Actual Rows"] == CLAIMED
-    half = full.plane.statement("job_queue", "list_half_cancelled")
+    half = full.plane.statement("jobs/job_queue", "list_half_cancelled")
     found = plan(full, half, {"project": "shop"}, mode)
     assert (scans_of(found, "job_queue"), scans_of(found, "jobs")) == (BY_CLAIM, BY_JOB)
     for name in ("list_workers", "prune_workers"):
-        found = plan(full, full.plane.statement("workers", name), {}, mode)
+        found = plan(full, full.plane.statement("jobs/workers", name), {}, mode)
         assert {index for _, index in scans_of(found, "job_queue")} == {"job_queue_claimed"}
 
 
@@ -193,7 +193,7 @@ def test_a_reclaim_goes_by_the_job(full: Store, mode: str) -> None:
         "channel": "none",
         "most_crashes": 5,
     }
-    found = plan(full, full.plane.statement("job_queue", "reclaim"), parameters, mode)
+    found = plan(full, full.plane.statement("jobs/job_queue", "reclaim"), parameters, mode)
     assert scans_of(found, "job_queue") == {("Index Scan", "job_queue_pkey")}
     assert scans_of(found, "jobs") == BY_JOB
     assert found[0]["Actual Rows"] == 1
@@ -202,7 +202,7 @@ def test_a_reclaim_goes_by_the_job(full: Store, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_depth_is_counted_in_an_index_without_a_look_at_the_table(full: Store, mode: str) -> None:
     full.execute("VACUUM job_queue")
-    found = plan(full, full.plane.statement("job_queue", "depth"), {}, mode)
+    found = plan(full, full.plane.statement("jobs/job_queue", "depth"), {}, mode)
     assert scans_of(found, "job_queue") == {("Index Only Scan", "job_queue_waiting")}
     counting = by(found, "job_queue_waiting")
     assert counting["Actual Rows"] == WAITING
@@ -212,11 +212,11 @@ def test_depth_is_counted_in_an_index_without_a_look_at_the_table(full: Store, m
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_died_and_what_is_old_is_not_looked_for_among_all(full: Store, mode: str) -> None:
-    died = full.plane.statement("job_attempts", "count_died")
+    died = full.plane.statement("jobs/job_attempts", "count_died")
     found = plan(full, died, {"resources": ["r1", "r2"]}, mode)
     assert "Seq Scan" not in {kind for kind, _ in scans_of(found, "jobs")}
     assert "jobs_resource" in {node.get("Index Name") for node in found}
-    text = full.plane.statement("jobs", "prune_jobs").as_string(None)
+    text = full.plane.statement("jobs/jobs", "prune_jobs").as_string(None)
     rows = full.session.execute(
         "EXPLAIN " + text,
         {"older_than": DAYS, "limit": 100},
@@ -232,7 +232,7 @@ def test_neither_the_newest_jobs_nor_the_unfinished_ones_are_looked_for_among_al
 ) -> None:
     values: dict[str, object] = {"project": "shop", "job_ids": None, "kinds": None, "names": None}
     values |= {"before_at": None, "before_id": None, "limit": 20}
-    text = full.plane.statement("job_lists", "list_jobs").as_string(None)
+    text = full.plane.statement("jobs/job_lists", "list_jobs").as_string(None)
     with full.session.transaction(force_rollback=True):
         full.execute("DELETE FROM job_queue WHERE claimed_at IS NULL")
         full.execute("ANALYZE job_queue")
@@ -315,7 +315,7 @@ def normalised(query: str) -> str:
 
 
 def test_a_job_asks_for_a_pod_when_it_could_be_claimed_now(store: Store) -> None:
-    ours = statement("control/job_queue", "depth", schema=sql.Identifier("tidegate_control"))
+    ours = statement("jobs/job_queue", "depth", schema=sql.Identifier("tidegate_control"))
     assert normalised(depth_query()) == normalised(ours.as_string(None))
     expected = 0
     assert store.execute(depth_query()) == [(0,)]

@@ -9,13 +9,13 @@ from uuid import UUID, uuid4
 import pytest
 
 from integration.job_store import RESOURCE, Store, end_session, opened, store
-from tidegate.control.dead import DeadAttempt
-from tidegate.control.tokens import Tokens
-from tidegate.control.turns import Turns
-from tidegate.control.workers import Workers
-from tidegate.errors import UsageError
-from tidegate.model.backoff import Backoff
-from tidegate.model.job import Claim, Ending, JobStatus, LockAt, Submission, Submitted
+from tidegate.core.errors import UsageError
+from tidegate.core.units import Backoff
+from tidegate.jobs.claim import WorkerTurns
+from tidegate.jobs.control_database import Tokens
+from tidegate.jobs.job import Claim, Ending, JobStatus, LockAt, Submission, Submitted
+from tidegate.jobs.reclaim import LostAttempt
+from tidegate.jobs.worker_records import Workers
 
 __all__ = ["opened", "store"]
 
@@ -261,7 +261,7 @@ def test_a_live_worker_within_its_lease_is_not_reclaimed(store: Store) -> None:
     job_id = store.submit()
     store.submit()
     kept = store.take_one(worker_id=store.new_worker().worker_id)
-    wrong = DeadAttempt(job_id, kept.attempt_id, "sync", RESOURCE, {}, None, 0, max_attempts=5)
+    wrong = LostAttempt(job_id, kept.attempt_id, "sync", RESOURCE, {}, None, 0, max_attempts=5)
     assert not store.dead.reclaim(store.session, wrong, "sweeper")
     lost = store.take_one(worker_id="never registered")
     assert [dead.attempt_id for dead in store.dead.list(store.session)] == [lost.attempt_id]
@@ -316,15 +316,15 @@ def test_a_job_whose_workers_all_die_ends_and_is_kept(
 
 
 @pytest.fixture
-def turns(store: Store) -> Turns:
-    return Turns(store.plane, store.new_worker().worker_id, "shop", ("sync",), 60)
+def turns(store: Store) -> WorkerTurns:
+    return WorkerTurns(store.plane, store.new_worker().worker_id, "shop", ("sync",), 60)
 
 
 def done(claim: Claim) -> Ending:
     return Ending(claim, JobStatus.DONE, result={"rows": 1})
 
 
-def test_jobs_pass_through_turn_by_turn_in_their_order(store: Store, turns: Turns) -> None:
+def test_jobs_pass_through_turn_by_turn_in_their_order(store: Store, turns: WorkerTurns) -> None:
     submitted = [store.submit() for _ in range(5)]
     seen, endings = list[UUID](), list[Ending]()
     while True:
@@ -344,7 +344,7 @@ def test_jobs_pass_through_turn_by_turn_in_their_order(store: Store, turns: Turn
     assert (full.won, full.claims) == ({mine.attempt_id}, []), "no place is free"
 
 
-def test_a_stale_ending_is_left_out_and_the_claim_goes_on(store: Store, turns: Turns) -> None:
+def test_a_stale_ending_is_left_out_and_the_claim_goes_on(store: Store, turns: WorkerTurns) -> None:
     first = store.submit()
     (mine,) = turns.take(store.session, [], 1).claims
     assert store.give_back(mine)
@@ -355,7 +355,9 @@ def test_a_stale_ending_is_left_out_and_the_claim_goes_on(store: Store, turns: T
     assert store.get(first).status is JobStatus.RUNNING
 
 
-def test_what_an_ending_unlocks_is_claimed_in_the_next_turn(store: Store, turns: Turns) -> None:
+def test_what_an_ending_unlocks_is_claimed_in_the_next_turn(
+    store: Store, turns: WorkerTurns
+) -> None:
     store.submit(lock_at=LockAt.CLAIM)
     second = store.submit(lock_at=LockAt.CLAIM)
     (mine,) = turns.take(store.session, [], 5).claims
@@ -366,7 +368,7 @@ def test_what_an_ending_unlocks_is_claimed_in_the_next_turn(store: Store, turns:
 
 @pytest.mark.parametrize("by_turns", [False, True])
 def test_endings_with_and_without_errors_and_results_keep_their_own(
-    store: Store, turns: Turns, by_turns: bool
+    store: Store, turns: WorkerTurns, by_turns: bool
 ) -> None:
     for _ in range(3):
         store.submit()

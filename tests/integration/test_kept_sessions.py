@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from integration.conftest import Database, MakePlace
-from tidegate.runtime import kept_sessions
-from tidegate.runtime.kept_sessions import KeptSessions
+from tidegate.jobs import heartbeat
+from tidegate.jobs.heartbeat import KeptSessions
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_sessions_are_used_again_while_they_are_good(
     assert left.closed
 
     # nor when the server has ended it meanwhile
-    monkeypatch.setattr(kept_sessions, "_TRUSTED_SECONDS", 0.0)
+    monkeypatch.setattr(heartbeat, "_TRUSTED_SECONDS", 0.0)
     before = pid(sessions)
     assert pid(sessions) == before
     database.execute(f"SELECT pg_terminate_backend({before}, 10000)")

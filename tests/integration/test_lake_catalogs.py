@@ -25,11 +25,11 @@ from integration.lake_harness import (
 )
 from integration.rest_catalog import rest_server
 from integration.test_lake_races import assert_in_once, first_attempt, next_attempt, race
-from tidegate.errors import FenceLost, LedgerBehind, SettingsError, TargetUnknown
-from tidegate.lake.metadata import list_tables, read_table
+from tidegate.config.sync import Mode, Rules
+from tidegate.core.errors import FenceLost, LedgerBehind, SettingsError, TargetUnknown
+from tidegate.core.relation import Relation
+from tidegate.iceberg.metadata import list_tables, read_table
 from tidegate.ledger.markers import Markers
-from tidegate.model.relation import Relation
-from tidegate.model.rules import Mode, Rules
 from tidegate.postgres.embedded import EmbeddedServer
 
 __all__ = ["shared", "stepwise"]

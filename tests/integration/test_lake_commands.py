@@ -24,9 +24,8 @@ from integration.filled_lakes import (
 )
 from integration.here import tidegate
 from integration.orders import CREATE, FILL
-from tidegate.ledger.intents import Intent, Intents
-from tidegate.ledger.staged_folders import StagedFolder, StagedFolders
-from tidegate.model.lake import UPDATE_ID, branch_name
+from tidegate.iceberg.table import UPDATE_ID, branch_name
+from tidegate.ledger.iceberg import Intent, Intents, StagedFolder, StagedFolders
 from tidegate.project import Project
 
 __all__ = ["make_shared"]

@@ -22,10 +22,10 @@ from integration.lake_harness import (
     shared,
     spelled_out,
 )
-from tidegate.destinations import lake_publishing
-from tidegate.errors import LoadError
-from tidegate.model.batch import Batch, BatchKind
-from tidegate.model.rules import Mode
+from tidegate.config.sync import Mode
+from tidegate.core.batch import Batch, BatchKind
+from tidegate.core.errors import LoadError
+from tidegate.load.targets.iceberg import publish
 from tidegate.postgres.embedded import EmbeddedServer
 
 __all__ = ["lake", "shared"]
@@ -163,7 +163,7 @@ def test_a_commit_to_main_itself_is_not_repeated_when_its_answer_is_lost(
     external: bool,
 ) -> None:
     """The driver sends it again, and Iceberg takes its own first try for somebody else's."""
-    monkeypatch.setattr(lake_publishing, "_RACES", 0)
+    monkeypatch.setattr(publish, "_RACES", 0)
     harness = append_harness(proxied) if mode is Mode.APPEND else LakeHarness(proxied)
     first = [(7, "first", 0)]
     fence = harness.attempt()

@@ -18,13 +18,13 @@ from integration.destination_conformance import (
 )
 from integration.destination_harness import MakeHarness, Row, load, make_shape
 from integration.lake_harness import Lake, LakeHarness, lake, maker, shared
-from tidegate.destinations import lake_publishing
-from tidegate.errors import RemovalRefused
-from tidegate.lake.bounds import all_newer
-from tidegate.lake.files import arrow_schema, write_file
-from tidegate.model.batch import Batch, BatchKind
-from tidegate.model.lake import MAIN
-from tidegate.model.rules import Mode, RemovalLimit, Rules
+from tidegate.config.sync import Mode, RemovalLimit, Rules
+from tidegate.core.batch import Batch, BatchKind
+from tidegate.core.errors import RemovalRefused
+from tidegate.iceberg.staged_files import arrow_schema, write_file
+from tidegate.iceberg.table import MAIN
+from tidegate.load.targets.iceberg import publish
+from tidegate.load.targets.iceberg.commit import all_newer
 
 __all__ = ["lake", "shared"]
 
@@ -149,7 +149,7 @@ def test_a_load_of_everything_that_removes_more_than_a_half_changes_nothing(
     rules = Rules(mode=mode, removal=RemovalLimit(0.5, "allow it"))
     harness = LakeHarness(lake, make_shape(key=key, unique=bool(key)), rules)
     load(harness, *((n, "a", 1) for n in range(200)))
-    monkeypatch.setattr(lake_publishing, "_RACES", races)
+    monkeypatch.setattr(publish, "_RACES", races)
     before, markers, files = harness.rows(), harness.markers(), harness.staged_tables()
     with pytest.raises(RemovalRefused, match="200 of the 200 rows"):
         harness.publish(harness.attempt(), (), Batch(BatchKind.FULL, None, "10"))

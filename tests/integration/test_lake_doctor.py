@@ -18,12 +18,11 @@ from integration.filled_lakes import fill_table, lake_place, orders, schema_of
 from integration.here import tidegate
 from integration.orders import CREATE, FILL, contents
 from integration.test_doctor import examine_place, named
-from tidegate.insight.doctor_engine import check_engine
-from tidegate.insight.doctor_lake import check_lakes
-from tidegate.lake.jars import ICEBERG
-from tidegate.model.check import Check, Level
+from tidegate.admin.doctor.finding import Finding, FindingLevel
+from tidegate.admin.doctor.iceberg import check_engine, check_lakes
+from tidegate.config import load_settings
+from tidegate.iceberg.jars import ICEBERG
 from tidegate.project import Project
-from tidegate.settings import load_settings
 
 SECRET = "s3cr3t-t0k3n"
 LAKE = 'connection "lake"'
@@ -42,7 +41,7 @@ def unread(make_place: MakePlace, lake: str) -> Place:
     return place
 
 
-def look(place: Place, **settings: Any) -> dict[str, Check]:
+def look(place: Place, **settings: Any) -> dict[str, Finding]:
     """What is said of the lakes and of who maintains them."""
     with Project(load_settings(place.folder, overrides=settings)) as project:
         checks = check_lakes(project.context, project.syncs.values())
@@ -81,7 +80,7 @@ def test_a_lake_that_is_well_passes_every_check_and_stays_as_it_was(place: Place
     before = contents(place.control)
     found = examine_place(place)
     assert contents(place.control) == before
-    assert [check for check in found.checks if check.level is Level.FAIL] == []
+    assert [check for check in found.checks if check.level is FindingLevel.FAIL] == []
     assert named(found, LAKE).found == "catalog embedded can be read, 0 namespaces"
     assert "will be created" in named(found, f"{LAKE}: ledger").found
     assert "first use" in named(found, FENCE).found
@@ -89,7 +88,7 @@ def test_a_lake_that_is_well_passes_every_check_and_stays_as_it_was(place: Place
     assert named(found, f"{LAKE}: from Spark").found == reached
     assert named(found, f"{LAKE}: files").found.endswith(".tidegate/lake/lake may be written")
     assert "will be created" in named(found, f"{LAKE}: raw.orders").found
-    assert named(found, "pyiceberg").level is Level.OK
+    assert named(found, "pyiceberg").level is FindingLevel.OK
     fill_table(place, orders([1]))
     checks = look(place)
     assert "maintenance engine" not in checks
@@ -100,16 +99,16 @@ def test_a_lake_that_is_well_passes_every_check_and_stays_as_it_was(place: Place
     table = f"{schema_of(place)}.iceberg_tables"
     place.control.execute(f"ALTER TABLE {table} DISABLE TRIGGER refuse_stale_attempt")
     check = look(place)[FENCE]
-    assert check.level is Level.FAIL
+    assert check.level is FindingLevel.FAIL
     assert check.fix is not None
     assert "ENABLE TRIGGER refuse_stale_attempt" in check.fix
     place.control.execute(check.fix.replace(";", ""))
-    assert look(place)[FENCE].level is Level.OK
+    assert look(place)[FENCE].level is FindingLevel.OK
     place.control.execute(f"DROP TRIGGER refuse_stale_attempt ON {table}")
     check = look(place)[FENCE]
-    assert (check.level, "is not there" in check.found) == (Level.FAIL, True)
+    assert (check.level, "is not there" in check.found) == (FindingLevel.FAIL, True)
     place.open().context.ledger("lake").ensure()
-    assert look(place)[FENCE].level is Level.OK
+    assert look(place)[FENCE].level is FindingLevel.OK
 
 
 def test_a_place_that_cannot_hold_the_files_is_told_without_its_keys(
@@ -118,13 +117,13 @@ def test_a_place_that_cannot_hold_the_files_is_told_without_its_keys(
     # Folders and addresses of this machine are no use to a Spark elsewhere.
     checks = look(place, **{"spark.remote": "sc://spark.example:15002"})
     for what in ("files", "from Spark"):
-        assert checks[f"{LAKE}: {what}"].level is Level.WARN
+        assert checks[f"{LAKE}: {what}"].level is FindingLevel.WARN
     assert ICEBERG in str(checks[JARS].fix)
     state = place.folder / ".tidegate"
     state.mkdir(exist_ok=True)
     (state / "lake").write_text("in the way")
     check = look(place)[f"{LAKE}: files"]
-    assert (check.level, check.found) == (Level.FAIL, f"{state / 'lake'} is not a folder")
+    assert (check.level, check.found) == (FindingLevel.FAIL, f"{state / 'lake'} is not a folder")
 
     lake = 'type = "iceberg"\nwarehouse = "s3://lake/"\n"s3.endpoint" = "http://127.0.0.1:1"\n'
     lake += f'"s3.access-key-id" = "me"\n"s3.secret-access-key" = "{SECRET}"\n'
@@ -145,7 +144,7 @@ def test_jars_are_there_or_fetched_or_missing(place: Place) -> None:
     assert look(place)[JARS].found == "the jars are there"
     driver.unlink()
     check = look(place)[JARS]
-    assert (check.level, check.found) == (Level.FAIL, f"{driver} is not there")
+    assert (check.level, check.found) == (FindingLevel.FAIL, f"{driver} is not there")
     assert check.fix == 'correct "spark.jars" in [spark.conf]'
     # In a process of its own, which has no Spark yet.
     done = commands.tidegate(place.folder, "run", "orders")
@@ -153,7 +152,7 @@ def test_jars_are_there_or_fetched_or_missing(place: Place) -> None:
     assert f'"spark.jars" in [spark.conf] names {driver}, which is not there' in done.err
     file.write_text(f'{text}\n[spark.conf]\n"spark.jars.ivy" = "{place.folder}"\n')
     check = look(place)[JARS]
-    assert (check.level, ICEBERG in check.found) == (Level.WARN, True)
+    assert (check.level, ICEBERG in check.found) == (FindingLevel.WARN, True)
     assert '"spark.jars" = "FILE,FILE"' in str(check.fix)
 
 
@@ -185,7 +184,7 @@ def test_a_catalog_that_cannot_be_opened_is_told_alike_by_every_command(
     for lake, words, fix in UNREADABLE:
         place = unread(make_place, lake)
         check = look(place)[LAKE]
-        assert (check.level, words in check.found) == (Level.FAIL, True), check
+        assert (check.level, words in check.found) == (FindingLevel.FAIL, True), check
         assert fix in str(check.fix)
         for command in commands if SECRET in lake else commands[:1]:
             done = tidegate(place.folder, *command)
@@ -231,7 +230,7 @@ def test_an_engine_of_maintenance_that_is_not_there_is_named_without_its_secrets
         given = {"engine": engine.format(where, SECRET)}
         checks = look(place, maintenance=given)
     check = checks["maintenance engine"]
-    assert check.level is Level.FAIL
+    assert check.level is FindingLevel.FAIL
     assert f"{engine.partition('/')[0]}//{where}" in check.found
     assert "refused" in check.found
     assert SECRET not in str(checks)

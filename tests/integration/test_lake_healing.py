@@ -14,12 +14,12 @@ from integration.lake_harness import (
     lake,
     shared,
 )
-from tidegate.errors import DestinationError
+from tidegate.config.sync import Layout, Term
+from tidegate.core.batch import Batch, BatchKind
+from tidegate.core.errors import DestinationError
+from tidegate.core.watermark import CursorType
+from tidegate.iceberg.table import attempt_of
 from tidegate.ledger.watermarks import Watermarks
-from tidegate.model.batch import Batch, BatchKind
-from tidegate.model.cursor import CursorType
-from tidegate.model.lake import attempt_of
-from tidegate.model.layout import Layout, Term
 from tidegate.spark.session import SparkSessions
 
 __all__ = ["lake", "shared"]

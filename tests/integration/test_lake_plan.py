@@ -26,8 +26,8 @@ from integration.filled_lakes import (
 )
 from integration.here import tidegate
 from integration.orders import CREATE, FILL, contents, plan_all, plan_one
-from tidegate.insight import filled_lake
-from tidegate.model.relation import Relation
+from tidegate.admin import adopted_table
+from tidegate.core.relation import Relation
 
 FOURTH = "2026-01-01 00:04:00+00"
 FIFTH = "2026-01-01 00:05:00+00"
@@ -280,7 +280,7 @@ def test_what_keeps_a_table_from_being_adopted_is_told_all_at_once(
     place.source.execute(*CREATE, FILL)
     table = fill_table(place, orders([1, 2, 2, 3]), RELATION)
     with monkeypatch.context() as small:
-        small.setattr(filled_lake, "MOST_KEYS", 3)
+        small.setattr(adopted_table, "MOST_KEYS", 3)
         found = place.open().adopt("orders", from_target_max=True, dry_run=True)
     (warning,) = found.warnings
     assert "whether (id) is unique among the 4 rows was not looked at" in warning

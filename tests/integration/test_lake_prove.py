@@ -15,11 +15,10 @@ from integration.test_prove import ORDERS, ROWS, TABLE, Proved, fill, scratch_da
 from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.spark.session import SparkSessions
 from tidegate.testing import assert_crash_safe, assert_idempotent
-from tidegate.testing.databases import FreshDatabases
 from tidegate.testing.diagnosis import Diagnosis
-from tidegate.testing.lake_trial import LakeTrial
+from tidegate.testing.oracle import LakeTrial
 from tidegate.testing.report import Cause
-from tidegate.testing.sandbox import SandboxProject
+from tidegate.testing.sandbox import FreshDatabases, SandboxProject
 
 __all__ = ["state"]
 

@@ -24,13 +24,12 @@ from integration.lake_harness import (
     lake,
     shared,
 )
-from tidegate.destinations import lake_publishing
-from tidegate.errors import FenceLost
+from tidegate.config.sync import Mode
+from tidegate.core.batch import Batch, BatchKind, Published
+from tidegate.core.errors import FenceLost
+from tidegate.iceberg.table import PICKED_ID, attempt_of
 from tidegate.ledger.fences import Fence, publisher_name
-from tidegate.model.batch import Batch, BatchKind
-from tidegate.model.lake import PICKED_ID, attempt_of
-from tidegate.model.load import Published
-from tidegate.model.rules import Mode
+from tidegate.load.targets.iceberg import publish
 
 __all__ = ["lake", "shared", "stepwise"]
 
@@ -150,7 +149,7 @@ def write_at(
             written.append(1000 + len(written))
             harness.insert(written[-1])
 
-    monkeypatch.setattr(lake_publishing, "reach", write)
+    monkeypatch.setattr(publish, "reach", write)
     return written
 
 
@@ -208,7 +207,7 @@ def test_rows_that_another_takes_back_once_the_branch_is_made_do_not_return(
             table = harness.foreign().manage_snapshots()
             table.rollback_to_snapshot(taken_back.pop()).commit()
 
-    monkeypatch.setattr(lake_publishing, "reach", roll_back)
+    monkeypatch.setattr(publish, "reach", roll_back)
     next_attempt(harness, "u")
     assert {row[1] for row in harness.rows()} == {"before", "u"}
     assert_in_once(harness, "u", version=2)

@@ -21,10 +21,10 @@ from integration.filled_lakes import (
 )
 from integration.here import tidegate
 from integration.orders import CREATE, FILL
-from tidegate.errors import DeclarationError
-from tidegate.model.job import JobStatus
-from tidegate.model.relation import Relation
-from tidegate.pipeline.plan import plan_project
+from tidegate.core.errors import DeclarationError
+from tidegate.core.relation import Relation
+from tidegate.jobs.job import JobStatus
+from tidegate.load.planner import plan_project
 from tidegate.spark.session import SparkSessions
 
 

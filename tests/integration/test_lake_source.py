@@ -14,13 +14,13 @@ from integration.conftest import MakePlace, WarmSpark
 from integration.filled_lakes import make_shared
 from integration.here import tidegate
 from integration.lake_sources import COLUMNS, Lake, declare_lakes, keyed, open_lakes
-from tidegate.errors import DeclarationError, SnapshotGone
+from tidegate.core.batch import LoadPlan
+from tidegate.core.errors import DeclarationError, SnapshotGone
+from tidegate.core.identity import new_attempt_id
 from tidegate.ledger.fences import Fence
-from tidegate.model.identity import new_attempt_id
-from tidegate.model.load import LoadPlan
-from tidegate.pipeline.course import SyncOutcome
-from tidegate.pipeline.lake_declaration import resolve_lake_source
-from tidegate.pipeline.lake_sync import LakeSyncWork
+from tidegate.load.engine import SyncOutcome
+from tidegate.load.sources.iceberg import LakeSyncWork
+from tidegate.load.sources.iceberg_table import resolve_lake_source
 
 __all__ = ["make_shared"]
 

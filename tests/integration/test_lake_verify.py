@@ -14,12 +14,11 @@ from integration.conftest import MakePlace, Place, Rows, WarmSpark
 from integration.filled_lakes import make_shared, open_table, rows_of, table_of
 from integration.here import tidegate
 from integration.lakes import CREATE, FILL, change, make_lake_project
-from tidegate.errors import DestinationError, TargetGone, UsageError
-from tidegate.model.explanation import ColumnDifference, Reason
-from tidegate.model.lake import LakeTable
-from tidegate.model.relation import Relation
-from tidegate.model.verification import Difference, Verdict, Verification
+from tidegate.core.errors import DestinationError, TargetGone, UsageError
+from tidegate.core.relation import Relation
+from tidegate.iceberg.table import IcebergTable
 from tidegate.project import Project
+from tidegate.verify.report import ColumnDifference, RowDifference, RowReason, Verdict, Verification
 
 __all__ = ["make_shared"]
 
@@ -88,7 +87,7 @@ class Shop:
         return self.project.why(self.name, id=key)
 
     @property
-    def table(self) -> LakeTable:
+    def table(self) -> IcebergTable:
         return table_of(self.place, Relation("raw", self.name))
 
     def rows(self, *columns: str) -> Rows:
@@ -98,7 +97,7 @@ class Shop:
         return set((self.place.folder / ".tidegate" / "lake").rglob("*.parquet"))
 
 
-def difference(found: Verification) -> Difference:
+def difference(found: Verification) -> RowDifference:
     assert found.verdict is Verdict.UNEQUAL
     assert found.difference is not None
     return found.difference
@@ -253,9 +252,9 @@ def test_every_type_is_compared_exactly_and_found_as_part_of_a_key(shop: Shop) -
     assert found.target_rows == 2 + len(EDITS)
     key = {name: value.replace("''", "'") for name, (_, value) in KEYS.items()}
     one = shop.project.explain("typed", {"id": 1, "code": "a", **key})
-    assert (one.reason, one.differences, one.target_row is None) == (Reason.EQUAL, (), False)
+    assert (one.reason, one.differences, one.target_row is None) == (RowReason.EQUAL, (), False)
     other = shop.project.explain("typed", {"id": 1, "code": "a", **key, "k_double": "0.2"})
-    assert other.reason is Reason.UNKNOWN
+    assert other.reason is RowReason.UNKNOWN
     typed.change(
         *(
             f"UPDATE T SET {name} = {value} WHERE id = {number}"
@@ -277,7 +276,7 @@ def test_a_load_that_is_in_and_not_recorded_counts_as_loaded(
     unrecorded.run()
     unrecorded.source("INSERT INTO orders VALUES (11, 1, NULL, '2026-02-01')")
     with monkeypatch.context() as broken:
-        broken.setattr("tidegate.destinations.lake_publishing.LakePublishing._record", die)
+        broken.setattr("tidegate.load.targets.iceberg.publish.LakePublishing._record", die)
         with pytest.raises(KeyboardInterrupt):
             unrecorded.run()
     found = unrecorded.verify()
@@ -307,10 +306,10 @@ def test_what_a_transformation_makes_now_is_compared_repaired_and_nothing_of_it_
     project = shop.project
     shaped.run()
     files = shaped.files()
-    assert shaped.why(5).reason is Reason.LOADED
-    assert shaped.why(1).reason is Reason.MAYBE_TRANSFORMED
+    assert shaped.why(5).reason is RowReason.LOADED
+    assert shaped.why(1).reason is RowReason.MAYBE_TRANSFORMED
     dropped = project.explain("shaped", {"id": 1}, run_transform=True)
-    assert dropped.reason is Reason.TRANSFORMED
+    assert dropped.reason is RowReason.TRANSFORMED
     shaped.source("INSERT INTO orders VALUES (11, 11)")
     found = project.verify("shaped")
     assert (found.verdict, found.used_spark) == (Verdict.EQUAL, True)
@@ -319,7 +318,7 @@ def test_what_a_transformation_makes_now_is_compared_repaired_and_nothing_of_it_
     assert shaped.files() == files
     shaped.change("DELETE FROM T WHERE id = 4", "UPDATE T SET twice = 1 WHERE id = 6")
     edited = project.explain("shaped", {"id": 6}, run_transform=True)
-    assert edited.reason is Reason.EDITED
+    assert edited.reason is RowReason.EDITED
     assert [one.column for one in edited.differences] == ["twice"]
     shaped.source(
         "UPDATE orders SET note = 'silent' WHERE id = 5",
@@ -344,14 +343,14 @@ def test_every_reason_for_a_row_of_a_lake(shop: Shop) -> None:
         "explained", CREATE, FILL, "INSERT INTO orders VALUES (12, 5000, 'x', '2026-01-01')"
     )
     never = row.why(1)
-    assert (never.reason, never.snapshot) == (Reason.NOT_YET, None)
+    assert (never.reason, never.snapshot) == (RowReason.NOT_YET, None)
     row.run()
     second, first, *_ = row.table.ancestors()
 
     cold = shop.place.open()
     found = cold.why("lake:raw.explained", id=7)
     assert cold.context.spark.started is False
-    assert (found.reason, found.differences) == (Reason.EQUAL, ())
+    assert (found.reason, found.differences) == (RowReason.EQUAL, ())
     assert found.source_row == found.target_row == {
         "id": "7",
         "total": "7.00",
@@ -372,9 +371,14 @@ def test_every_reason_for_a_row_of_a_lake(shop: Shop) -> None:
         "DELETE FROM orders WHERE id = 9",
     )
     changed = row.why(7)
-    assert changed.reason is Reason.CHANGED
+    assert changed.reason is RowReason.CHANGED
     assert ColumnDifference("total", "70.00", "7.00") in changed.differences
-    reasons = {8: Reason.CHANGED_UNSEEN, 20: Reason.LATE, 9: Reason.DELETED, 12: Reason.FILTERED}
+    reasons = {
+        8: RowReason.CHANGED_UNSEEN,
+        20: RowReason.LATE,
+        9: RowReason.DELETED,
+        12: RowReason.FILTERED,
+    }
     assert {key: row.why(key).reason for key in reasons} == reasons
 
     row.change(
@@ -383,13 +387,13 @@ def test_every_reason_for_a_row_of_a_lake(shop: Shop) -> None:
         "INSERT INTO T VALUES (50, 1, NULL, timestamp '2026-01-01 00:00:00Z')",
     )
     edited = row.why(3)
-    assert (edited.reason, edited.carrier) == (Reason.EDITED, None)
+    assert (edited.reason, edited.carrier) == (RowReason.EDITED, None)
     assert edited.differences == (ColumnDifference("note", "note 3", "edited"),)
     removed = row.why(4)
-    assert (removed.reason, removed.target_row) == (Reason.LATE, None)
+    assert (removed.reason, removed.target_row) == (RowReason.LATE, None)
     assert f"last in snapshot {row.table.main}" in " ".join(removed.notes)
     stranger = row.why(50)
-    assert (stranger.reason, stranger.source_row) == (Reason.EDITED, None)
+    assert (stranger.reason, stranger.source_row) == (RowReason.EDITED, None)
     # What others have written around it does not take the load's name from a row.
     assert row.why(2).carrier.update_id == first.update_id
 

@@ -23,7 +23,7 @@ STRUCTLOG = """
 import structlog
 structlog.configure(processors=[structlog.processors.JSONRenderer()])
 """
-COMMAND = "from tidegate.cli.logging import configure; configure(); configure()"
+COMMAND = "from tidegate.cli.output import configure; configure(); configure()"
 
 
 def test_a_scripts_output_is_its_own_and_what_is_logged_goes_where_it_says(

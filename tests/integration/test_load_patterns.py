@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from integration.conftest import MakeProject, Place
-from tidegate.errors import DeclarationError, UsageError
+from tidegate.core.errors import DeclarationError, UsageError
 from tidegate.project import Project
 
 TARGET = "warehouse:raw.orders"

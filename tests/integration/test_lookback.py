@@ -13,13 +13,12 @@ from typer.testing import CliRunner
 
 from integration.orders import CREATE, FILL, ORDERS, plan_one
 from integration.without_spark import Make, make
+from tidegate.admin.status import SyncStatus, list_syncs, read_status
 from tidegate.cli.main import app
-from tidegate.insight.status import SyncStatus, read_status
-from tidegate.insight.sync_lines import list_syncs
-from tidegate.model.lateness import Lateness
-from tidegate.model.verification import Verdict
-from tidegate.pipeline.verify import verify_sync
+from tidegate.core.batch import Lateness
 from tidegate.project import Project
+from tidegate.verify.report import Verdict
+from tidegate.verify.verify import verify_sync
 
 __all__ = ["make"]
 

@@ -12,21 +12,21 @@ import pytest
 
 from integration.conftest import MakePlace
 from integration.job_store import places
-from tidegate.control.dead import DeadAttempts
-from tidegate.postgres.connect import Connection
+from tidegate.jobs.loop import Loop
+from tidegate.jobs.notifier import Notifier
+from tidegate.jobs.reclaim import LostAttempts
+from tidegate.jobs.scheduler import Scheduler
+from tidegate.jobs.sweeper import Sweeper
+from tidegate.maintenance.policy import PolicyRunner
+from tidegate.maintenance.table_cache import Refresher
+from tidegate.postgres.connection import Connection
 from tidegate.project import Project
-from tidegate.runtime.loop import Loop
-from tidegate.runtime.notifier import Notifier
-from tidegate.runtime.policy_loop import PolicyKeeper
-from tidegate.runtime.refreshing import Refresher
-from tidegate.runtime.scheduler import Scheduler
-from tidegate.runtime.sweeper import Sweeper
 
 MAKE: dict[type[Any], Callable[[Project], Any]] = {
     Sweeper: lambda project: project.sweeper("test"),
     Scheduler: lambda project: project.scheduler("test"),
     Refresher: lambda project: Refresher(project.context),
-    PolicyKeeper: lambda project: PolicyKeeper(project.context),
+    PolicyRunner: lambda project: PolicyRunner(project.context),
     Notifier: lambda project: Notifier(project.context),
 }
 
@@ -111,7 +111,7 @@ def test_a_job_that_cannot_be_swept_does_not_stop_the_sweep(
 
     with project.context.plane.connect() as control:
         monkeypatch.setattr(
-            DeadAttempts, "list", lambda *_, **__: [type("Dead", (), {"job_id": "a"})()]
+            LostAttempts, "list", lambda *_, **__: [type("Dead", (), {"job_id": "a"})()]
         )
         monkeypatch.setattr(Sweeper, "_reclaim", refuse)
         assert project.sweeper("test").run_once(control).reclaimed == 0

@@ -11,7 +11,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from integration.conftest import MakePlace, MakeProject, Place
 from integration.without_spark import open_without_spark
-from tidegate.runtime.task_graph_run import GraphReport
+from tidegate.tasks.graph_runner import GraphReport
 
 # A pipeline as Luigi's users write it: one table, a marker for each day and shop.
 LUIGI = """

@@ -35,17 +35,16 @@ from integration.maintained import (
     snapshots,
 )
 from integration.shared_places import shared_places
-from tidegate.destinations.lake import LakeDestination
-from tidegate.errors import BusyError, MaintenanceFailed, UsageError
-from tidegate.kinds import check_maintenance
-from tidegate.ledger.intents import Intent, Intents
-from tidegate.ledger.staged_folders import StagedFolder, StagedFolders
-from tidegate.model.maintenance import Action, ExpireSnapshots
-from tidegate.model.relation import Endpoint
-from tidegate.pipeline import orphan_removal
-from tidegate.pipeline.needed_snapshots import Needed, bound_expiry
+from tidegate.core.errors import BusyError, MaintenanceFailed, UsageError
+from tidegate.core.relation import Endpoint
+from tidegate.core.table_actions import Action, ExpireSnapshots
+from tidegate.job_kinds import check_maintenance
+from tidegate.ledger.iceberg import Intent, Intents, StagedFolder, StagedFolders
+from tidegate.load.targets.iceberg.target import IcebergTarget
+from tidegate.maintenance import actions
+from tidegate.maintenance.actions import NeededSnapshots, bound_expiry
+from tidegate.maintenance.runner import Maintained, maintain_here
 from tidegate.project import Project
-from tidegate.runtime.maintaining_here import Maintained, maintain_here
 
 MERGE_ON_READ = (
     "ALTER TABLE lake.raw.orders SET TBLPROPERTIES ('write.delete.mode' = 'merge-on-read',"
@@ -235,10 +234,10 @@ def made_at(place: Place, snapshot_id: int) -> datetime:
     return datetime.fromtimestamp(found.timestamp_ms / 1000, UTC)
 
 
-def bound(project: Project, options: ExpireSnapshots = ALL_OF_THEM) -> Needed:
+def bound(project: Project, options: ExpireSnapshots = ALL_OF_THEM) -> NeededSnapshots:
     project.context.control_id()
     destination = project.context.destination(TARGET)
-    assert isinstance(destination, LakeDestination)
+    assert isinstance(destination, IcebergTarget)
     return bound_expiry(project.context, destination, options, datetime.now(UTC))
 
 
@@ -299,7 +298,7 @@ def test_a_reader_whose_state_cannot_be_told_or_a_table_that_cannot_be_healed_st
     def refuse(*_: object) -> None:
         raise BusyError("what an earlier attempt staged cannot be taken back", "run again")
 
-    monkeypatch.setattr(LakeDestination, "heal", refuse)
+    monkeypatch.setattr(IcebergTarget, "heal", refuse)
     done = maintain(place.open(), order_of())
     assert isinstance(done.error, MaintenanceFailed)
     assert (done.status, done.actions) == ("failed", [])
@@ -321,7 +320,7 @@ def at(monkeypatch: pytest.MonkeyPatch, point: str, do: Callable[[], object]) ->
         if name == point and passed.count(name) == 1:
             do()
 
-    monkeypatch.setattr(orphan_removal, "reach", reach)
+    monkeypatch.setattr(actions, "reach", reach)
 
 
 def stage(place: Place, project: Project, attempt_id: str, *, ended: bool | None) -> Path:
@@ -426,17 +425,17 @@ def test_what_becomes_the_tables_own_between_the_list_and_the_deletion_stays(
         }
 
     at(monkeypatch, "orphans.listed", happen)
-    monkeypatch.setattr(orphan_removal, "_DELETED", 1)
-    delete_files = orphan_removal.PlainFiles.delete
+    monkeypatch.setattr(actions, "_DELETED", 1)
+    delete_files = actions.PlainFiles.delete
 
-    def delete_and_commit(files: orphan_removal.PlainFiles, paths: list[str]) -> dict[str, str]:
+    def delete_and_commit(files: actions.PlainFiles, paths: list[str]) -> dict[str, str]:
         """A commit between two batches."""
         found = delete_files(files, paths)
         if new[1] not in ids(place):
             open_table(place).add_files([later.as_uri()])
         return found
 
-    monkeypatch.setattr(orphan_removal.PlainFiles, "delete", delete_and_commit)
+    monkeypatch.setattr(actions.PlainFiles, "delete", delete_and_commit)
     done = remove(project)
     assert (done.status, done.error) == ("done", None)
     assert ids(place) == [*before, *new]
@@ -460,15 +459,15 @@ def test_a_file_that_cannot_be_deleted_is_told_and_the_others_go(
 
     def become_a_folder() -> None:
         # Nobody can delete a file that is being deleted as one and is none, not even root.
-        look = orphan_removal.PlainFiles.look
+        look = actions.PlainFiles.look
 
-        def look_and_replace(files: orphan_removal.PlainFiles, paths: list[str]) -> list[object]:
+        def look_and_replace(files: actions.PlainFiles, paths: list[str]) -> list[object]:
             found = look(files, paths)
             stuck.unlink()
             (stuck / "in").mkdir(parents=True)
             return list(found)
 
-        monkeypatch.setattr(orphan_removal.PlainFiles, "look", look_and_replace)
+        monkeypatch.setattr(actions.PlainFiles, "look", look_and_replace)
 
     at(monkeypatch, "orphans.listed", become_a_folder)
     done = remove(project)

@@ -31,13 +31,13 @@ from integration.maintained import (
 )
 from integration.shared_places import shared_places
 from integration.test_lake_commit_lost import CatalogProxy
-from tidegate.lake.catalog import Catalog
-from tidegate.lake.engine import EngineSession, SparkEngine
-from tidegate.model.maintenance import Action
+from tidegate.core.table_actions import Action
+from tidegate.iceberg.catalog import Catalog
+from tidegate.iceberg.engines import EngineSession, SparkEngine
+from tidegate.jobs.cancel import cancel_job
+from tidegate.maintenance import runner
 from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.project import Project
-from tidegate.runtime import maintaining_here
-from tidegate.runtime.cancel import cancel_job
 
 
 class ProxiedEngine(SparkEngine):
@@ -101,7 +101,7 @@ def scene(
 ) -> Iterator[Scene]:
     proxy = CatalogProxy(server.port, Cut.BEFORE_ANSWER)
     monkeypatch.setattr(ProxiedEngine, "port", proxy.port)
-    monkeypatch.setattr(maintaining_here, "engine_of", lambda context: ProxiedEngine(context.spark))
+    monkeypatch.setattr(runner, "engine_of", lambda context: ProxiedEngine(context.spark))
     grow(table[0], 4)
     yield Scene(*table, proxy, unknown_files(table[0]))
     proxy.close()

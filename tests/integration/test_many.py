@@ -8,12 +8,12 @@ from uuid import UUID
 import pytest
 
 from integration.conftest import MakePlace, MakeProject, Place
-from tidegate.errors import LoadError, SourceError, UsageError
-from tidegate.model.load import StagedWrite
-from tidegate.postgres.connect import Snapshot
-from tidegate.spark import copying, grouping
-from tidegate.spark.copying import Copy, SnapshotReader, StagingPlace
-from tidegate.spark.grouping import Groups, Outcome
+from tidegate.core.batch import StagedWrite
+from tidegate.core.errors import LoadError, SourceError, UsageError
+from tidegate.postgres.connection import Snapshot
+from tidegate.spark import binary_copy, stager
+from tidegate.spark.binary_copy import Copy, SnapshotReader, StagingPlace
+from tidegate.spark.stager import Groups, Outcome
 
 
 def declare(name: str, **others: object) -> dict[str, object]:
@@ -34,13 +34,13 @@ def test_syncs_run_side_by_side_and_one_that_fails_harms_no_other(
     make_project: MakeProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs: list[int] = []
-    real = copying.stage_copies
+    real = binary_copy.stage_copies
 
     def stage(spark: object, copies: list[Copy], *, tasks: int) -> object:
         jobs.append(len(copies))
         return real(spark, copies, tasks=tasks)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(grouping, "stage_copies", stage)
+    monkeypatch.setattr(stager, "stage_copies", stage)
     good = ("a", "c", "d", "e", "f")
     project, place = make_project(
         *(declare(name) for name in good),

@@ -15,11 +15,11 @@ from integration.commands import DONE, FAILED, USAGE, Done
 from integration.conftest import Database, MakePlace, Place
 from integration.here import tidegate
 from integration.left_behind import ORDERS, loaded
-from tidegate.errors import DestinationError, SettingsError
+from tidegate.core.errors import DestinationError, SettingsError
+from tidegate.core.relation import Relation
 from tidegate.ledger.ledger import Ledger
 from tidegate.ledger.markers import Markers
-from tidegate.model.relation import Relation
-from tidegate.postgres.connect import connect
+from tidegate.postgres.connection import connect
 
 ODD = '"Odd ""schema"""."a.b; DROP TABLE x"'
 X = Relation("marts", "x")

@@ -9,10 +9,10 @@ from integration.destination_conformance import ProtocolConformance, RowsConform
 from integration.destination_harness import COLUMNS, MakeHarness, load
 from integration.postgres_harness import PostgresHarness, make_shape, maker
 from integration.postgres_harness import shared as database
-from tidegate.destinations.drop import drop_target
-from tidegate.errors import ChecksFailed, DeclarationError, DestinationError, LoadError
-from tidegate.model.batch import Batch, BatchKind
-from tidegate.model.rules import Check, Mode, Rules
+from tidegate.config.sync import Mode, RowCheck, Rules
+from tidegate.core.batch import Batch, BatchKind
+from tidegate.core.errors import ChecksFailed, DeclarationError, DestinationError, LoadError
+from tidegate.load.targets.postgres.table import drop_target
 
 __all__ = ["database"]
 
@@ -185,7 +185,7 @@ def test_what_versions_and_checks_cannot_work_with_is_refused(database: Database
     shape = make_shape("id integer, load_seq bigint", "id", None, unique=True)
     with pytest.raises(DeclarationError, match="columns of its own called load_seq"):
         PostgresHarness(database, shape, Rules(mode=Mode.APPEND))
-    rules = Rules(checks=(Check("typo", "nmae IS NOT NULL"),))
+    rules = Rules(checks=(RowCheck("typo", "nmae IS NOT NULL"),))
     with pytest.raises(DeclarationError, match=r'check typo cannot be evaluated: .*"nmae"'):
         with_rules(database, rules)
     assert database.value(tables) == before
@@ -220,7 +220,7 @@ def test_when_a_statement_fails_nothing_was_loaded(database: Database) -> None:
 
 
 CHECKED = Rules(
-    checks=(Check("named", "name IS NOT NULL"), Check("positive", "c > 0 -- of course")),
+    checks=(RowCheck("named", "name IS NOT NULL"), RowCheck("positive", "c > 0 -- of course")),
     reject_limit=0.5,
 )
 

@@ -6,7 +6,7 @@ import pytest
 from psycopg import sql
 
 from integration.conftest import MakeProject
-from tidegate.model.relation import Relation
+from tidegate.core.relation import Relation
 
 NAMES = [
     """A "q" 'a' d.t 100%s %(x)s {} {x} \\ `t` $$ ü漢 """,

@@ -6,9 +6,9 @@ from typing import Any
 from uuid import UUID
 
 from integration.job_store import Store, opened, store
-from tidegate.control.notices import Notices
-from tidegate.control.retention import prune
-from tidegate.model.job import JobStatus
+from tidegate.jobs.job import JobStatus
+from tidegate.jobs.notices import Notices
+from tidegate.jobs.sweeper import prune
 
 __all__ = ["opened", "store"]
 

@@ -22,9 +22,9 @@ from integration.conftest import MakePlace
 from integration.job_store import control_session, places, request
 from integration.queued import OfProject, run_here
 from integration.receiver import SECRET, Receiver, receiving
-from tidegate.model.backoff import Backoff
-from tidegate.model.job import JobRequest, JobStatus
-from tidegate.runtime.notifier import Notified, Notifier
+from tidegate.core.units import Backoff
+from tidegate.jobs.job import JobRequest, JobStatus
+from tidegate.jobs.notifier import Notified, Notifier
 
 __all__ = ["places"]
 

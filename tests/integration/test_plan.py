@@ -12,18 +12,18 @@ from conftest import MakeDatabase
 from integration.conftest import MakePlace, MakeProject
 from integration.here import tidegate
 from integration.orders import CREATE, FILL, ORDERS, contents, open_transaction, plan_all, plan_one
-from tidegate.control.jobs import Jobs
-from tidegate.control.workers import Worker, Workers
-from tidegate.errors import DeclarationError
-from tidegate.model.batch import BatchKind
-from tidegate.model.cursor import Guarantee
-from tidegate.model.job import JobRequest
-from tidegate.pipeline.declaration import resolve_source
-from tidegate.pipeline.plan import expected_parallelism, plan_project
+from tidegate.config import SparkSettings
+from tidegate.core.batch import BatchKind
+from tidegate.core.errors import DeclarationError
+from tidegate.core.watermark import Guarantee
+from tidegate.jobs.job import JobRequest
+from tidegate.jobs.queue import Jobs
+from tidegate.jobs.worker_records import WorkerIdentity, Workers
+from tidegate.load.planner import expected_parallelism, plan_project
+from tidegate.load.sources import reading
+from tidegate.load.sources.reading import count_rows, read_only
+from tidegate.load.sources.resolve import resolve_source
 from tidegate.project import Project
-from tidegate.settings import SparkSettings
-from tidegate.sources import reading
-from tidegate.sources.reading import count_rows, read_only
 
 
 def test_planning_writes_nothing_and_knows_what_a_run_would_do(make_project: MakeProject) -> None:
@@ -192,7 +192,7 @@ def test_a_holder_of_the_lock_is_told_from_a_dead_one(make_project: MakeProject)
     project.run("orders")
     resource = plan_one(place.open()).lock.resource
     plane = project.context.plane
-    jobs, worker = Jobs(plane), Worker.of_this_process()
+    jobs, worker = Jobs(plane), WorkerIdentity.of_this_process()
     with plane.connect() as control, plane.connect() as session:
         Workers(plane).register(session, worker, "test")
         request = JobRequest("shop", "sync", "orders", resource)

@@ -11,10 +11,10 @@ from integration.conftest import MakePlace, Place
 from integration.groups import SHOP, STAMPED
 from integration.here import tidegate
 from integration.orders import contents, places
-from tidegate.cli.plan_groups import print_group
+from tidegate.cli.sync.plan import print_group
 from tidegate.ledger.watermarks import Watermarks
-from tidegate.pipeline import plan as plan_module
-from tidegate.pipeline.plan import plan_project
+from tidegate.load import planner as plan_module
+from tidegate.load.planner import plan_project
 from tidegate.project import Project
 
 __all__ = ["places"]

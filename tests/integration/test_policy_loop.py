@@ -30,19 +30,18 @@ from integration.cached_lakes import (
 from integration.commands import DONE, tidegate
 from integration.conftest import MakePlace, Place
 from integration.shared_places import shared_places
-from tidegate.control.jobs import Jobs
-from tidegate.control.maintenance import MaintenanceJobs
-from tidegate.control.workers import Worker, Workers
-from tidegate.insight.following import wait_for_end
-from tidegate.insight.tables import find_table
-from tidegate.model.job import MAINTENANCE, Claim, JobStatus, LockAt, Submitted
-from tidegate.model.maintenance import Action, Order, RewriteDataFiles
-from tidegate.model.recommendation import LastRun
-from tidegate.model.relation import Endpoint
-from tidegate.postgres.connect import Connection
+from tidegate.core.relation import Endpoint
+from tidegate.core.table_actions import Action, ActionList, RewriteDataFiles
+from tidegate.jobs.job import MAINTENANCE, Claim, JobStatus, LockAt, Submitted
+from tidegate.jobs.queue import Jobs
+from tidegate.jobs.queued_job import wait_for_end
+from tidegate.jobs.worker_records import WorkerIdentity, Workers
+from tidegate.maintenance.policy import ACTOR, PolicyRunner, QueuedActions
+from tidegate.maintenance.recommendation import LastRun
+from tidegate.maintenance.submit import record_dry_run, submit_maintenance, table_holder
+from tidegate.maintenance.tables import MaintenanceJobs, find_table
+from tidegate.postgres.connection import Connection
 from tidegate.project import Project
-from tidegate.runtime.maintaining import record_dry_run, submit_maintenance, table_holder
-from tidegate.runtime.policy_loop import ACTOR, PolicyKeeper, Queued
 
 AUTOMATIC = """
 [maintenance]
@@ -51,7 +50,7 @@ thresholds = { small_files = 5 }
 remove_orphan_files = { enabled = false }
 """
 OPTED_OUT = '\n[maintenance.for."lake:raw.items"]\nautomatic = false\n'
-REWRITE = Order(((Action.REWRITE_DATA_FILES, RewriteDataFiles()),))
+REWRITE = ActionList(((Action.REWRITE_DATA_FILES, RewriteDataFiles()),))
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +71,9 @@ def place(shared: Place) -> Place:
     return shared
 
 
-def keep(place: Place) -> Queued:
+def keep(place: Place) -> QueuedActions:
     with opened(place) as (project, control):
-        return PolicyKeeper(project.context).run_once(control)
+        return PolicyRunner(project.context).run_once(control)
 
 
 def jobs(place: Place) -> list[tuple[Any, ...]]:
@@ -88,7 +87,7 @@ def jobs(place: Place) -> list[tuple[Any, ...]]:
 def claimed(place: Place) -> Iterator[tuple[Project, Connection, Claim]]:
     """The job that was queued, as a worker has it."""
     with opened(place) as (project, control):
-        worker = Worker.of_this_process(project.name)
+        worker = WorkerIdentity.of_this_process(project.name)
         Workers(project.context.plane).register(control, worker, "test")
         (claim,) = Jobs(project.context.plane).claim_ready(
             control,
@@ -126,16 +125,16 @@ def test_a_table_that_needs_care_is_queued_once_and_one_that_opted_out_never(
 ) -> None:
     with opened(place) as (project, control):
         project.context.plane.start_draining(control, "test")
-        assert keep(place) == Queued(), "nothing is queued while the control plane drains"
+        assert keep(place) == QueuedActions(), "nothing is queued while the control plane drains"
         project.context.plane.stop_draining(control)
-    assert keep(place) == Queued(queued=1, looked_at=1)
-    assert keep(place) == Queued(queued=0, looked_at=1)
+    assert keep(place) == QueuedActions(queued=1, looked_at=1)
+    assert keep(place) == QueuedActions(queued=0, looked_at=1)
     ((name, status, actor, lock_at, unique_key, priority, payload),) = jobs(place)
     assert (name, status, actor, lock_at) == ("lake:raw.orders", "pending", "policy", "claim")
     assert unique_key == "maintenance:lake:raw.orders"
     assert priority < 0
     assert payload["target"] == "lake:raw.orders"
-    assert Order.read(payload["order"]) == REWRITE
+    assert ActionList.read(payload["order"]) == REWRITE
 
 
 def test_of_many_loops_at_once_one_queues(place: Place) -> None:
@@ -143,7 +142,7 @@ def test_of_many_loops_at_once_one_queues(place: Place) -> None:
 
     def loop(_: int) -> int:
         with opened(place) as (project, control):
-            keeper = PolicyKeeper(project.context)
+            keeper = PolicyRunner(project.context)
             together.wait()
             return keeper.run_once(control).queued
 
@@ -157,13 +156,13 @@ def test_a_loop_whose_turn_comes_late_looks_anew_and_does_not_queue_what_was_don
 ) -> None:
     about_to, go_on = threading.Event(), threading.Event()
 
-    class Late(PolicyKeeper):
+    class Late(PolicyRunner):
         def _decide(self, *given: Any) -> bool:
             about_to.set()
             assert go_on.wait(60)
             return super()._decide(*given)
 
-    def keep_late() -> Queued:
+    def keep_late() -> QueuedActions:
         with opened(place) as (project, control):
             return Late(project.context).run_once(control)
 
@@ -173,7 +172,7 @@ def test_a_loop_whose_turn_comes_late_looks_anew_and_does_not_queue_what_was_don
         assert keep(place).queued == 1
         end(place, JobStatus.DONE, ("rewrite_data_files", "done"))
         go_on.set()
-        assert late.result() == Queued(queued=0, looked_at=1)
+        assert late.result() == QueuedActions(queued=0, looked_at=1)
 
 
 def test_what_has_run_waits_for_its_cadence_and_for_something_new(place: Place) -> None:

@@ -13,14 +13,12 @@ from integration.conftest import Database
 from integration.destination_conformance import MergeConformance
 from integration.destination_harness import MakeHarness, load, make_shape
 from integration.postgres_harness import PostgresHarness, maker, open_session, shared
-from tidegate.errors import DestinationError, FenceLost, LoadError, TargetGone
-from tidegate.ledger.ledger import Ledger
-from tidegate.ledger.staging import Staging
-from tidegate.model.batch import Batch, BatchKind
-from tidegate.model.identity import new_attempt_id
-from tidegate.model.rules import Mode, Rules
-from tidegate.model.shape import Shape, StagedColumn
-from tidegate.model.staging import new_write_id, staging_table
+from tidegate.config.sync import Mode, Rules
+from tidegate.core.batch import Batch, BatchKind
+from tidegate.core.errors import DestinationError, FenceLost, LoadError, TargetGone
+from tidegate.core.identity import new_attempt_id, new_write_id, staging_table
+from tidegate.core.shape import Shape, StagedColumn
+from tidegate.ledger.ledger import Ledger, Staging
 
 __all__ = ["shared"]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from integration.conftest import Database
-from tidegate.model.relation import Relation
+from tidegate.core.relation import Relation
+from tidegate.load.proposals import Proposal, propose
 from tidegate.postgres.catalog import describe_table
-from tidegate.sources.proposal import Proposal, propose
 
 ID = "id int PRIMARY KEY, "
 CURSORS = {

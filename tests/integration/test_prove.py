@@ -16,7 +16,7 @@ from integration.commands import USAGE
 from integration.conftest import Database, MakePlace, Place
 from integration.here import tidegate
 from integration.orders import contents
-from tidegate.failpoints import POINTS
+from tidegate.core.failpoints import POINTS
 from tidegate.postgres.embedded import EmbeddedServer
 
 ELSEWHERE = (

@@ -9,14 +9,12 @@ import pytest
 
 from conftest import MakeDatabase
 from integration.conftest import Database
-from tidegate.model.column import Table
-from tidegate.model.relation import Relation
+from tidegate.core.relation import Relation, Table
 from tidegate.postgres.catalog import describe_table
-from tidegate.postgres.connect import Connection, begin_read_only, connect
+from tidegate.postgres.connection import Connection, begin_read_only, connect
 from tidegate.testing import replay
-from tidegate.testing.invention import ROWS
-from tidegate.testing.rebuild import Rebuilding
-from tidegate.testing.sample import Wanted, invent_sample, make_sample_table, read_sample
+from tidegate.testing.sample import ROWS, SampleSize, invent_sample, make_sample_table, read_sample
+from tidegate.testing.source_copy import Rebuilding
 
 Copied = Callable[..., "Copy"]
 
@@ -39,7 +37,7 @@ class Copy:
             self.notes = rebuilding.notes
             make_sample_table(self.connection, found, self.types)
             self.rows = read_sample(
-                reading, self.connection, found, found.primary_key, cursor, Wanted(100, 0)
+                reading, self.connection, found, found.primary_key, cursor, SampleSize(100, 0)
             )
             reading.rollback()
 

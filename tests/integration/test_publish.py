@@ -17,7 +17,8 @@ import tidegate as tg
 from databases import Databases
 from integration.conftest import Place
 from integration.shared_places import shared_places
-from tidegate.errors import (
+from tidegate.admin.marker import forget_marker
+from tidegate.core.errors import (
     BusyError,
     ChecksFailed,
     DeclarationError,
@@ -27,12 +28,11 @@ from tidegate.errors import (
     TransformError,
     UsageError,
 )
-from tidegate.insight.markers import forget_marker
-from tidegate.model.publish import PublishReport
-from tidegate.model.relation import Endpoint
+from tidegate.core.relation import Endpoint
+from tidegate.jobs.attempt import hold_table
+from tidegate.jobs.sweeper import Sweeper
+from tidegate.load.sources.dataframe import PublishReport
 from tidegate.project import Project
-from tidegate.runtime.hold import hold_table
-from tidegate.runtime.sweeper import Sweeper
 from tidegate.spark.session import SparkSessions
 
 Rows = list[tuple[Any, ...]]

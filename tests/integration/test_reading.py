@@ -13,18 +13,18 @@ from psycopg import sql
 
 from integration.conftest import Database, Place
 from integration.without_spark import InProcess, Make, make
-from tidegate.errors import DriftRefused, SourceBusy, SourceChanged
-from tidegate.model.load import StagedWrite
-from tidegate.model.relation import Relation
+from tidegate.core.batch import StagedWrite
+from tidegate.core.errors import DriftRefused, SourceBusy, SourceChanged
+from tidegate.core.relation import Relation
+from tidegate.load.sources import reading as readings
+from tidegate.load.sources.cdc import first_copy as copy_points
+from tidegate.load.sources.cdc.first_copy import copy_point
+from tidegate.load.sources.postgres import PostgresSource
+from tidegate.load.sources.reading import reading
 from tidegate.postgres.catalog import describe_query, describe_table
-from tidegate.postgres.connect import READER, Connection, connect, own_timeouts
+from tidegate.postgres.connection import READER, Connection, connect, own_timeouts
 from tidegate.project import Project
-from tidegate.sources import copy_point as copy_points
-from tidegate.sources import reading as readings
-from tidegate.sources.copy_point import copy_point
-from tidegate.sources.postgres import PostgresSource
-from tidegate.sources.reading import reading
-from tidegate.spark.copying import Copy
+from tidegate.spark.binary_copy import Copy
 
 __all__ = ["make"]
 

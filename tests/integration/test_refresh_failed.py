@@ -7,8 +7,8 @@ import pytest
 from integration.conftest import Place
 from integration.orders import CREATE, FILL, ORDERS, plan_one
 from integration.without_spark import Make, make
-from tidegate.errors import TidegateError
-from tidegate.pipeline.course import FINISHES_REFRESH
+from tidegate.core.errors import TidegateError
+from tidegate.load.engine import FINISHES_REFRESH
 from tidegate.project import Project
 
 __all__ = ["make"]

@@ -13,11 +13,11 @@ from integration.destination_harness import Row, load
 from integration.orders import CREATE, ORDERS, plan_one
 from integration.postgres_harness import PostgresHarness, make_shape, shared
 from integration.without_spark import Make, make
-from tidegate.errors import RemovalRefused
-from tidegate.model.batch import BatchKind
-from tidegate.model.rules import Mode, RemovalLimit, Rules
-from tidegate.model.verification import Verdict
+from tidegate.config.sync import Mode, RemovalLimit, Rules
+from tidegate.core.batch import BatchKind
+from tidegate.core.errors import RemovalRefused
 from tidegate.project import Project
+from tidegate.verify.report import Verdict
 
 __all__ = ["make", "shared"]
 

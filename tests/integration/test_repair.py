@@ -12,10 +12,10 @@ from integration.conftest import Place
 from integration.here import tidegate
 from integration.orders import CREATE, FILL, ORDERS
 from integration.without_spark import Make, make
-from tidegate.errors import DeclarationError, DestinationError, TidegateError
-from tidegate.model.verification import Difference, Repair, Verdict, Verification
-from tidegate.pipeline import compare as compare_module
+from tidegate.core.errors import DeclarationError, DestinationError, TidegateError
 from tidegate.project import Project
+from tidegate.verify import compare as compare_module
+from tidegate.verify.report import Repair, RowDifference, Verdict, Verification
 
 __all__ = ["make"]
 
@@ -34,14 +34,14 @@ def loaded(make: Make, fill: str = FILL, **options: Any) -> tuple[Project, Place
     return project, place
 
 
-def repaired(found: Verification) -> tuple[Repair, Difference]:
+def repaired(found: Verification) -> tuple[Repair, RowDifference]:
     assert found.verdict is Verdict.EQUAL
     assert found.repair is not None
     assert found.repair.difference is not None
     return found.repair, found.repair.difference
 
 
-def kinds(was: Difference) -> tuple[int, int, int]:
+def kinds(was: RowDifference) -> tuple[int, int, int]:
     return was.missing, was.extra, was.different
 
 

@@ -12,11 +12,11 @@ from psycopg import sql
 from integration.conftest import Database, MakePlace
 from integration.orders import ORDERS
 from integration.recorded import Bench, open_bench
-from tidegate.errors import LoadError, TidegateError, without_values, words
-from tidegate.postgres.connect import first_line, translate
-from tidegate.runtime.attempt import LiveAttempt
-from tidegate.spark.outcome import Carried, carried_failure, failure, spark_reason
-from tidegate.spark.transforming import apply_transform
+from tidegate.core.errors import LoadError, TidegateError, without_values, words
+from tidegate.jobs.attempt import LiveAttempt
+from tidegate.postgres.connection import first_line, translate
+from tidegate.spark.task_outcome import TaskFailure, carried_failure, failure, spark_reason
+from tidegate.spark.transform import apply_transform
 
 SECRET = "marker4929secret"
 TABLES = """
@@ -79,7 +79,7 @@ def through_a_task(place: Database, statement: str) -> None:
     try:
         raw(place, statement)
     except psycopg.Error as error:
-        carried = Carried(failure(error, "destination"))
+        carried = TaskFailure(failure(error, "destination"))
     found = carried_failure(RuntimeError(f"org.apache.spark.Boom: {carried}\n\tat x.y"))
     assert found is not None
     raise found

@@ -15,11 +15,11 @@ from integration.conftest import MakePlace
 from integration.job_store import shared
 from integration.orders import ORDERS
 from integration.queued import CUSTOMERS, Desk, open_desk
-from tidegate.errors import BusyError, SettingsError, UsageError
-from tidegate.insight.draining import read_draining, stop_draining
-from tidegate.model.job import JobStatus, LockAt
+from tidegate.core.errors import BusyError, SettingsError, UsageError
+from tidegate.jobs.cancel import cancel_job
+from tidegate.jobs.drain import read_draining, stop_draining
+from tidegate.jobs.job import JobStatus, LockAt
 from tidegate.project import Project
-from tidegate.runtime.cancel import cancel_job
 
 GROUP = {"name": "all", "source": "shop:public.*", "target": "warehouse:raw.{table}"}
 BAD = {**ORDERS, "name": "bad", "cursor": "nope", "target": "warehouse:raw.bad"}

@@ -8,8 +8,8 @@ from integration.commands import USAGE
 from integration.conftest import MakePlace
 from integration.job_store import places, shared
 from integration.queued import CUSTOMERS, Desk, open_desk, run_here
-from tidegate.control.limits import Limits, Used
-from tidegate.model.job import JobStatus
+from tidegate.jobs.dependencies import Limits, LimitUse
+from tidegate.jobs.job import JobStatus
 
 __all__ = ["places"]
 
@@ -142,7 +142,7 @@ def test_a_name_without_a_schedule_is_refused_with_the_nearest(desk: Desk) -> No
 def test_a_worker_declares_the_places_there_are(desk: Desk) -> None:
     desk.project.worker()
     limits = Limits(desk.plane, desk.project.name)
-    assert limits.used(desk.control) == [Used("shop", 2, 0)]
+    assert limits.used(desk.control) == [LimitUse("shop", 2, 0)]
 
 
 def test_a_schedule_that_could_never_be_kept_is_refused(desk: Desk, places: MakePlace) -> None:

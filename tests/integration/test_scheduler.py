@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from integration.conftest import MakePlace
 from integration.job_store import shared
 from integration.scheduling import Clockwork, at, open_clockwork, scheduled
-from tidegate.control.schedules import Schedules
-from tidegate.errors import ConnectionFailed
-from tidegate.model.job import NOTHING, JobStatus
-from tidegate.model.schedule import GRACE, CatchUp, Schedule
-from tidegate.model.scheduled import Scheduled
-from tidegate.runtime.scheduler import Scheduling
+from tidegate.core.cron import GRACE, CatchUp, Schedule
+from tidegate.core.errors import ConnectionFailed
+from tidegate.jobs.job import NOTHING, JobStatus
+from tidegate.jobs.scheduler import ScheduleRound
+from tidegate.jobs.schedules import Scheduled, Schedules
 
 CRONS = [
     ("30 2 * * *", "Europe/Berlin"),
@@ -158,15 +157,15 @@ def test_a_tick_while_the_last_run_is_unfinished_is_coalesced(clockwork: Clockwo
 def test_a_schedule_that_is_new_or_changed_begins_now(clockwork: Clockwork) -> None:
     control, hourly = clockwork.control, scheduled(catch_up=CatchUp.ALL)
     scheduler = clockwork.scheduler(hourly)
-    assert scheduler.run_once(control, at("2026-05-01 10:00")) == Scheduling()
+    assert scheduler.run_once(control, at("2026-05-01 10:00")) == ScheduleRound()
     often = scheduled("*/10 * * * *", catch_up=CatchUp.ALL)
     changed = clockwork.scheduler(often)
-    assert changed.run_once(control, at("2026-05-01 12:35")) == Scheduling()
+    assert changed.run_once(control, at("2026-05-01 12:35")) == ScheduleRound()
     assert changed.run_once(control, at("2026-05-01 12:45")).queued == 1
     assert clockwork.queued() == [at("2026-05-01 12:40")]
     # One that is declared again makes up for nothing.
     clockwork.scheduler().run_once(control, at("2026-05-01 13:30"))
-    assert clockwork.scheduler(hourly).run_once(control, at("2026-05-01 20:30")) == Scheduling()
+    assert clockwork.scheduler(hourly).run_once(control, at("2026-05-01 20:30")) == ScheduleRound()
     assert clockwork.scheduler(hourly).run_once(control, at("2026-05-01 21:30")).queued == 1
     assert clockwork.queued()[1:] == [at("2026-05-01 21:00")]
 
@@ -184,7 +183,7 @@ def test_what_a_pause_passed_over_is_made_up_for_as_catch_up_says(
     assert schedules.pause(control, "nothing", "ana", "a move")
     assert not schedules.pause(control, "nothing", "ben")
     for hour in range(1, 6):
-        assert scheduler.run_once(control, at(f"2026-05-01 0{hour}:00")) == Scheduling()
+        assert scheduler.run_once(control, at(f"2026-05-01 0{hour}:00")) == ScheduleRound()
     (line,) = schedules.list(control)
     assert (line.paused_by, line.paused_reason, line.next_tick) == ("ana", "a move", None)
     assert schedules.resume(control, "nothing")
@@ -201,7 +200,7 @@ def test_while_the_control_plane_drains_nothing_is_queued_and_nothing_is_forgott
     clockwork.begin(at("2026-05-01 00:30"), one)
     scheduler = clockwork.scheduler(one)
     plane.start_draining(control, "ana")
-    assert scheduler.run_once(control, at("2026-05-01 03:30")) == Scheduling()
+    assert scheduler.run_once(control, at("2026-05-01 03:30")) == ScheduleRound()
     plane.stop_draining(control)
     assert scheduler.run_once(control, at("2026-05-01 03:30")).queued == 3
 

@@ -17,9 +17,9 @@ from integration.conftest import MakePlace, Place
 from integration.job_store import shared
 from integration.receiver import receiving
 from integration.scheduling import Clockwork, open_clockwork
-from tidegate.model.job import SYNC, JobStatus
-from tidegate.model.schedule import Schedule
-from tidegate.runtime.state_keeper import check_file
+from tidegate.admin.state import check_file
+from tidegate.core.cron import Schedule
+from tidegate.jobs.job import SYNC, JobStatus
 
 MINUTELY = {
     "name": "orders",

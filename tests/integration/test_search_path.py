@@ -13,8 +13,8 @@ import pytest
 
 import tidegate
 from integration.conftest import Database, MakeProject
-from tidegate.postgres.connect import connect, own_path
-from tidegate.postgres.identifiers import OwnSQL
+from tidegate.postgres.connection import connect, own_path
+from tidegate.postgres.queries import OwnSQL
 
 # Every overload of the functions that we call, as another might make it: of the same types, of
 # types that a literal without one would fit better, and with a type where any will do.

@@ -11,7 +11,7 @@ from integration.conftest import MakePlace, Place
 from integration.standbys import point_at
 from integration.test_snapshot_sync import ORDERS, same, seed
 from integration.without_spark import Make, make, open_without_spark
-from tidegate.errors import DeclarationError, SourceError, UsageError
+from tidegate.core.errors import DeclarationError, SourceError, UsageError
 
 __all__ = ["make"]
 

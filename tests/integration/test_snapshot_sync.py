@@ -12,14 +12,14 @@ from integration.conftest import MakePlace, MakeProject, Place
 from integration.lakes import make_lake_project
 from integration.queued import run_here
 from integration.without_spark import Make, make
-from tidegate.errors import DeclarationError
-from tidegate.model.batch import BatchKind
-from tidegate.model.plan import SyncPlan
-from tidegate.model.verification import Verification
-from tidegate.pipeline.plan import plan_project
-from tidegate.pipeline.verify import verify_sync
+from tidegate.core.batch import BatchKind
+from tidegate.core.errors import DeclarationError
+from tidegate.load.plan import SyncPlan
+from tidegate.load.planner import plan_project
 from tidegate.project import Project
 from tidegate.spark.session import SparkSessions
+from tidegate.verify.report import Verification
+from tidegate.verify.verify import verify_sync
 
 __all__ = ["make", "make_cdc"]
 

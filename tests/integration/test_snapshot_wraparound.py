@@ -14,9 +14,9 @@ from integration.conftest import Database
 from integration.standbys import own_server, point_at
 from integration.test_snapshot_sync import ORDERS, plan, verify
 from integration.without_spark import Make, make, open_without_spark
-from tidegate.model.xid import EPOCH
+from tidegate.load.sources.xmin import EPOCH
 from tidegate.postgres.embedded import EmbeddedServer
-from tidegate.postgres.server_user import command_as, name_for, programs_for, server_user
+from tidegate.postgres.server_process import command_as, name_for, programs_for, server_user
 
 __all__ = ["make"]
 

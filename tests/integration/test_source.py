@@ -11,18 +11,15 @@ from hypothesis import strategies as st
 from psycopg import sql
 
 from integration.conftest import Database
-from tidegate.errors import SourceError
-from tidegate.model.batch import Batch, BatchKind
-from tidegate.model.column import RelationKind
-from tidegate.model.cursor import CursorType, Guarantee, NullPolicy
-from tidegate.model.horizon import Horizon, Session
-from tidegate.model.relation import Relation
-from tidegate.model.watermark import Watermark
+from tidegate.core.batch import Batch, BatchKind
+from tidegate.core.errors import SourceError
+from tidegate.core.relation import Relation, RelationKind
+from tidegate.core.watermark import CursorType, Guarantee, Horizon, NullPolicy, Session, Watermark
+from tidegate.load.sources.horizon import CursorColumn
+from tidegate.load.sources.postgres import PostgresSource
+from tidegate.load.sources.reading import reading
 from tidegate.postgres.catalog import describe_table
-from tidegate.postgres.connect import OWN_PATH, Connection, connect
-from tidegate.sources.horizon import CursorColumn
-from tidegate.sources.postgres import PostgresSource
-from tidegate.sources.reading import reading
+from tidegate.postgres.connection import OWN_PATH, Connection, connect
 
 EVERYTHING = Horizon("1000000", Guarantee.EXACT, "")
 START = Watermark("shop.orders", "raw.orders")

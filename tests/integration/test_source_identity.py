@@ -24,11 +24,11 @@ from integration.cdc_places import (
 from integration.conftest import Database, MakePlace, Place
 from integration.standbys import copy_files, own_server, point_at, promote, put_back, standby_of
 from integration.without_spark import Make, make, open_without_spark
-from tidegate.errors import ChangesLost, SourceError, SourceReplaced, TidegateError
-from tidegate.insight.slot_metrics import measure_slots
-from tidegate.insight.slots import quick_source, read_slots
-from tidegate.insight.status import SyncStatus, read_status
-from tidegate.pipeline.plan import plan_project
+from tidegate.admin.metrics import measure_slots
+from tidegate.admin.status import SyncStatus, read_status
+from tidegate.core.errors import ChangesLost, SourceError, SourceReplaced, TidegateError
+from tidegate.load.planner import plan_project
+from tidegate.load.sources.cdc.slot_registry import quick_source, read_slots
 from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.project import Project
 

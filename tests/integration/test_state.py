@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from databases import Databases
 from integration.job_store import RESOURCE, Store, open_store
-from tidegate.control.plane import ControlPlane
-from tidegate.control.state import ControlState, Loaded
-from tidegate.control.state_tables import STATE_TABLES
-from tidegate.errors import BusyError, StateDamaged, UsageError
-from tidegate.model.job import JobStatus, LockAt
+from tidegate.admin.state import STATE_TABLES, ControlState, LoadedState
+from tidegate.core.errors import BusyError, StateDamaged, UsageError
+from tidegate.jobs.control_database import ControlDatabase
+from tidegate.jobs.job import JobStatus, LockAt
 from tidegate.postgres.embedded import EmbeddedServer
 
 SCHEDULES = """
@@ -56,7 +55,7 @@ def dump(store: Store, project: str = "shop") -> bytes:
         return b"".join(ControlState(store.plane, project).dump(session))
 
 
-def load(store: Store, data: bytes, project: str = "shop", **options: Any) -> Loaded:
+def load(store: Store, data: bytes, project: str = "shop", **options: Any) -> LoadedState:
     state = ControlState(store.plane, project)
     with store.plane.connect() as session:
         return state.load(session, lambda: io.BytesIO(data), actor="test", **options)
@@ -286,7 +285,7 @@ def test_what_is_dumped_loaded_and_dumped_again_is_the_same(
 
 def test_a_control_plane_of_any_name_can_be_dumped(here: Store) -> None:
     assert all("%(project)s" in table.rows for table in STATE_TABLES)
-    plane = ControlPlane(here.plane.connect, 'odd "100%s')
+    plane = ControlDatabase(here.plane.connect, 'odd "100%s')
     with plane.connect() as session:
         plane.migrate(session)
         try:

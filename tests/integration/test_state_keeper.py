@@ -16,10 +16,10 @@ from integration.commands import DONE, USAGE
 from integration.conftest import MakePlace, Place
 from integration.job_store import control_session, places, request, shared
 from integration.queued import OfProject, run_here
-from tidegate.errors import StateDamaged, UsageError
-from tidegate.model.job import JobRequest
+from tidegate.admin.state import StateKeeper, check_file, dump_state, load_state
+from tidegate.core.errors import StateDamaged, UsageError
+from tidegate.jobs.job import JobRequest
 from tidegate.project import Project
-from tidegate.runtime.state_keeper import StateKeeper, check_file, dump_state, load_state
 
 __all__ = ["places"]
 
@@ -28,7 +28,7 @@ KEEPING = """
 import signal, sys, threading
 from pathlib import Path
 from tidegate.project import Project
-from tidegate.runtime.state_keeper import StateKeeper
+from tidegate.admin.state import StateKeeper
 
 with Project.open(sys.argv[1]) as project:
     keeper = StateKeeper(project.context, Path(sys.argv[2]))

@@ -15,14 +15,13 @@ from integration.here import tidegate
 from integration.orders import CREATE, FILL, ORDERS, contents, open_transaction
 from integration.queued import CUSTOMERS, Desk, open_desk
 from integration.without_spark import Make, make
-from tidegate.control.jobs import Jobs
-from tidegate.control.workers import Worker, Workers
-from tidegate.errors import TidegateError
-from tidegate.insight import status as status_module
-from tidegate.insight.status import Lag, ProjectStatus, State, SyncStatus, read_status
-from tidegate.model.job import JobRequest, JobStatus
-from tidegate.pipeline.lock import read_lock
-from tidegate.pipeline.sessions import Sessions
+from tidegate.admin import status as status_module
+from tidegate.admin.status import Lag, ProjectStatus, SyncState, SyncStatus, read_status
+from tidegate.core.errors import TidegateError
+from tidegate.jobs.job import JobRequest, JobStatus
+from tidegate.jobs.queue import Jobs
+from tidegate.jobs.worker_records import WorkerIdentity, Workers
+from tidegate.load.inspection import ReadSessions, read_lock
 from tidegate.project import Project
 
 __all__ = ["make"]
@@ -62,19 +61,19 @@ def test_a_sync_is_told_before_and_after_its_runs_and_nothing_is_written(make: M
         return found
 
     never = look()
-    assert (never.state, never.last_run_at, never.watermark) == (State.NEVER_RAN, None, None)
+    assert (never.state, never.last_run_at, never.watermark) == (SyncState.NEVER_RAN, None, None)
     assert never.is_well
     assert "cursor nope does not exist" in str(status_of(place, "wrong").problem)
     project.run("orders")
     nothing = look()
-    assert (nothing.state, nothing.rows, nothing.watermark) == (State.FOUND_NOTHING, 0, None)
+    assert (nothing.state, nothing.rows, nothing.watermark) == (SyncState.FOUND_NOTHING, 0, None)
     assert nothing.last_run_at is not None
     place.source.execute(FILL)
     for name in ("orders", "by_id"):
         project.run(name)
     for name in ("orders", "by_id"):
         found = status_of(place, name)
-        assert (found.state, found.rows, found.rows_synced) == (State.DONE, 10, 10), name
+        assert (found.state, found.rows, found.rows_synced) == (SyncState.DONE, 10, 10), name
     look()
 
     shown = tidegate(place.folder, "status")
@@ -85,7 +84,7 @@ def test_a_sync_is_told_before_and_after_its_runs_and_nothing_is_written(make: M
     address = make_conninfo(place.control.conninfo, port=1)
     found_all = status_all(Project.open(place.folder, **{"project.control": address}))
     assert found_all.control_unreachable is not None
-    assert found_all.syncs[0].state is State.UNKNOWN
+    assert found_all.syncs[0].state is SyncState.UNKNOWN
     assert found_all.syncs[0].watermark == "2026-01-01 00:10:00+00"
     assert found_all.syncs[0].lag is not None
 
@@ -160,7 +159,7 @@ def test_a_failed_run_shows_its_error_and_fails_the_check(make: Make) -> None:
     with pytest.raises(TidegateError):
         project.run("orders")
     found = status_of(place)
-    assert found.state is State.FAILED
+    assert found.state is SyncState.FAILED
     assert "raw.orders cannot take these rows" in str(found.error)
     shown = tidegate(place.folder, "status", "--check")
     assert shown.code == FAILED
@@ -170,10 +169,10 @@ def test_a_failed_run_shows_its_error_and_fails_the_check(make: Make) -> None:
 def test_a_running_job_is_told_apart_from_one_whose_process_is_gone(make: Make) -> None:
     project, place = make(ORDERS)
     place.source.execute(*CREATE, FILL)
-    with Sessions(project.context) as sessions:
+    with ReadSessions(project.context) as sessions:
         resource = read_lock(sessions, project.sync("orders")).resource
     plane = project.context.plane
-    jobs, worker = Jobs(plane), Worker.of_this_process()
+    jobs, worker = Jobs(plane), WorkerIdentity.of_this_process()
     with plane.connect() as control, plane.connect() as session:
         Workers(plane).register(session, worker, "test")
         job_id = jobs.submit(control, JobRequest("shop", "sync", "orders", resource), "test").job_id
@@ -182,11 +181,11 @@ def test_a_running_job_is_told_apart_from_one_whose_process_is_gone(make: Make) 
         running = status_of(place)
         session.execute("SELECT pg_advisory_unlock_all()")
         gone = status_of(place)
-    assert pending.state is State.PENDING
-    assert running.state is State.RUNNING
+    assert pending.state is SyncState.PENDING
+    assert running.state is SyncState.RUNNING
     assert running.lock is not None
     assert str(job_id) in str(running.lock.holder)
-    assert gone.state is State.INTERRUPTED
+    assert gone.state is SyncState.INTERRUPTED
 
 
 @pytest.fixture
@@ -240,7 +239,7 @@ def test_uninstall_refuses_while_a_worker_of_the_project_is_there_and_names_it(d
     assert contents(desk.place.control) == before
     desk.lose_worker()
     # One of another project does not keep this one from leaving.
-    theirs = Worker.of_this_process("other", "tidegate worker", ("sync",))
+    theirs = WorkerIdentity.of_this_process("other", "tidegate worker", ("sync",))
     with desk.plane.connect() as session:
         Workers(desk.plane).register(session, theirs, "0")
         desk.submit(project="other")

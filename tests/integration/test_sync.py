@@ -14,16 +14,15 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from integration.conftest import MakePlace, MakeProject, Place
-from tidegate.control.jobs import Jobs
-from tidegate.control.workers import Worker, Workers
-from tidegate.errors import BusyError, LoadError
-from tidegate.model.batch import Batch, BatchKind
-from tidegate.model.identity import load_update_id, resource_name
-from tidegate.model.job import JobRequest
-from tidegate.model.load import LoadPlan
-from tidegate.model.relation import Relation
+from tidegate.core.batch import Batch, BatchKind, LoadPlan
+from tidegate.core.errors import BusyError, LoadError
+from tidegate.core.identity import load_update_id, resource_name
+from tidegate.core.relation import Relation
+from tidegate.jobs.job import JobRequest
+from tidegate.jobs.queue import Jobs
+from tidegate.jobs.worker_records import WorkerIdentity, Workers
 from tidegate.postgres.catalog import database_identity
-from tidegate.postgres.connect import Connection
+from tidegate.postgres.connection import Connection
 from tidegate.project import Project
 
 # The others stage their rows in this process, by the code of Spark's tasks.
@@ -252,11 +251,11 @@ def test_two_projects_keep_watermarks_of_their_own(
 
 
 @contextmanager
-def held(project: Project) -> Iterator[tuple[Connection, Jobs, UUID, Worker]]:
+def held(project: Project) -> Iterator[tuple[Connection, Jobs, UUID, WorkerIdentity]]:
     """A job of this sync, claimed by a worker that is alive until the block ends."""
     context = project.context
     context.control_id()
-    jobs, worker = Jobs(context.plane), Worker.of_this_process()
+    jobs, worker = Jobs(context.plane), WorkerIdentity.of_this_process()
     with context.databases.connect("warehouse") as target:
         resource = resource_name(database_identity(target), Relation("raw", "orders"))
     payload = {"target": "warehouse:raw.orders", "full_refresh": False}

@@ -8,7 +8,7 @@ import pytest
 from integration.conftest import MakeProject, Place
 from integration.here import tidegate
 from integration.orders import CREATE, FILL, ORDERS, contents, plan_all, plan_one
-from tidegate.errors import BusyError, DeclarationError, DriftRefused
+from tidegate.core.errors import BusyError, DeclarationError, DriftRefused
 from tidegate.project import Project
 
 TOUCH = "UPDATE orders SET updated_at = now() WHERE id <= 2"

@@ -32,32 +32,27 @@ from integration.cached_lakes import (
 from integration.conftest import MakePlace, Place
 from integration.filled_lakes import catalog_of, schema_of
 from integration.shared_places import shared_places
-from tidegate.control.lake_tables import LakeTables
-from tidegate.control.sweeps import Sweeps
-from tidegate.errors import BusyError, DestinationError, UnknownTable, UsageError
-from tidegate.insight.table_health import list_health, table_health
-from tidegate.insight.tables import (
+from tidegate.core.errors import BusyError, DestinationError, UnknownTable, UsageError
+from tidegate.core.relation import Endpoint, Relation
+from tidegate.iceberg import metadata
+from tidegate.iceberg.manifests import normal_path
+from tidegate.iceberg.metadata import open_table, read_consistently
+from tidegate.jobs.sweeper import Sweeps
+from tidegate.ledger.iceberg import StagedFolder, StagedFolders
+from tidegate.maintenance import table_cache
+from tidegate.maintenance.facts import TableFacts, facts_of, read_facts, read_target_facts
+from tidegate.maintenance.orphan_files import OrphanEstimate, estimate_orphans
+from tidegate.maintenance.table_cache import Refreshed, Refresher, TableCache, cache_written_table
+from tidegate.maintenance.table_report import list_health, table_health
+from tidegate.maintenance.tables import (
     find_by_name,
     find_table,
     list_all,
     list_tables,
     table_status,
 )
-from tidegate.lake import metadata
-from tidegate.lake.consistent import read_consistently
-from tidegate.lake.known_files import normal_path
-from tidegate.lake.metadata import open_table
-from tidegate.lake.table_facts import facts_of, read_facts
-from tidegate.ledger.staged_folders import StagedFolder, StagedFolders
-from tidegate.model.orphan_estimate import OrphanEstimate
-from tidegate.model.relation import Endpoint, Relation
-from tidegate.model.table_facts import TableFacts
-from tidegate.pipeline.orphan_estimate import estimate_orphans
-from tidegate.pipeline.target_facts import read_target_facts
-from tidegate.postgres.connect import Connection
+from tidegate.postgres.connection import Connection
 from tidegate.project import Project
-from tidegate.runtime import refreshing
-from tidegate.runtime.refreshing import Refreshed, Refresher, note_written
 
 LATE = Relation("raw", "late")
 ITEMS_TARGET = Endpoint("lake", ITEMS)
@@ -150,7 +145,7 @@ def test_what_was_read_earlier_never_takes_the_place_of_what_was_read_later(plac
     refresh(place)
     before = held_facts(place)
     with opened(place) as (project, control):
-        tables = LakeTables(project.context.plane, project.name)
+        tables = TableCache(project.context.plane, project.name)
         early = tables.clock(control)
         add_files(place)
         refresh(place)
@@ -167,10 +162,10 @@ def test_a_table_made_while_the_catalog_is_listed_is_not_forgotten(
         found = metadata.list_locations(catalog)
         small_files(place, LATE, files=1)
         with opened(place) as (project, control):
-            note_written(project.context, control, Endpoint("lake", LATE), anew=False)
+            cache_written_table(project.context, control, Endpoint("lake", LATE), anew=False)
         return found
 
-    monkeypatch.setattr(refreshing, "list_locations", list_late)
+    monkeypatch.setattr(table_cache, "list_locations", list_late)
     refresh(place)
     assert names(place) == ["lake:raw.items", "lake:raw.late", "lake:raw.orders"]
     drop(place, LATE)
@@ -186,7 +181,7 @@ def test_of_two_refreshers_one_reads_unless_it_was_stopped(
         assert go_on.wait(60)
         return metadata.list_locations(catalog)
 
-    monkeypatch.setattr(refreshing, "list_locations", wait)
+    monkeypatch.setattr(table_cache, "list_locations", wait)
     done: list[Refreshed] = []
     first = threading.Thread(target=lambda: done.append(refresh(place)))
     first.start()
@@ -198,7 +193,7 @@ def test_of_two_refreshers_one_reads_unless_it_was_stopped(
     assert refresh(place) == Refreshed(catalogs=1, unchanged=2)
 
     with opened(place) as (project, control):
-        tables = LakeTables(project.context.plane, project.name)
+        tables = TableCache(project.context.plane, project.name)
         with tables.refreshing(control, "lake") as held:
             assert held
             assert refresh(place) == Refreshed(skipped=1)
@@ -271,7 +266,7 @@ def two_lakes(place: Place) -> Iterator[Place]:
     before = toml.read_text()
     toml.write_text(before + OTHER)
     with opened(place) as (project, control):
-        tables = LakeTables(project.context.plane, project.name)
+        tables = TableCache(project.context.plane, project.name)
         tables.put(control, Endpoint("other", ORDERS), held_facts(place), tables.clock(control))
     yield place
     toml.write_text(before)

@@ -25,14 +25,8 @@ from integration.maintained_tables import (
     told_by_iceberg,
     told_by_us,
 )
-from tidegate.errors import DestinationError
-from tidegate.lake import procedures
-from tidegate.lake.known_files import known_files, normal_path
-from tidegate.lake.metadata import open_table
-from tidegate.lake.orphans import find_orphans
-from tidegate.lake.predicting import predict
-from tidegate.lake.table_facts import read_facts
-from tidegate.model.maintenance import (
+from tidegate.core.errors import DestinationError
+from tidegate.core.table_actions import (
     DAY,
     OPTIONS,
     ActionOptions,
@@ -44,7 +38,12 @@ from tidegate.model.maintenance import (
     RewriteManifests,
     RewritePositionDeleteFiles,
 )
-from tidegate.model.table_facts import TableFacts
+from tidegate.iceberg.manifests import known_files, normal_path
+from tidegate.iceberg.metadata import open_table
+from tidegate.maintenance import procedures
+from tidegate.maintenance.facts import TableFacts, read_facts
+from tidegate.maintenance.orphan_files import find_orphans
+from tidegate.maintenance.prediction import predict
 from tidegate.postgres.embedded import EmbeddedServer
 
 MB = 1024 * 1024

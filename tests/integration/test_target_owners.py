@@ -9,10 +9,10 @@ import pytest
 from integration.conftest import MakePlace, Place
 from integration.left_behind import ORDERS
 from integration.without_spark import Make, make, open_without_spark
-from tidegate.errors import TidegateError
-from tidegate.pipeline.plan import plan_project
-from tidegate.pipeline.verify import verify_sync
+from tidegate.core.errors import TidegateError
+from tidegate.load.planner import plan_project
 from tidegate.project import Project
+from tidegate.verify.verify import verify_sync
 
 __all__ = ["make"]
 

@@ -15,7 +15,7 @@ from integration.conftest import MakePlace, Place
 from integration.here import tidegate
 from integration.orders import CREATE, FILL, ORDERS
 from integration.without_spark import open_without_spark
-from tidegate.errors import TaskFailed, UsageError
+from tidegate.core.errors import TaskFailed, UsageError
 
 # Each call of a task leaves a line, so that a second one shows.
 PIPELINES = """

@@ -13,18 +13,18 @@ from integration.filled_lakes import fill_table, open_table, table_of
 from integration.lakes import make_lake_project
 from integration.orders import ORDERS
 from integration.without_spark import open_without_spark
-from tidegate.errors import (
+from tidegate.config.task import TaskRun
+from tidegate.core.errors import (
     DeclarationError,
     RemovalRefused,
     SourceError,
     TidegateError,
     UsageError,
 )
-from tidegate.model.relation import Relation
-from tidegate.model.task import TaskRun
+from tidegate.core.relation import Relation
 from tidegate.project import Project
-from tidegate.runtime.task_graph_run import GraphReport
 from tidegate.spark.session import SparkSessions
+from tidegate.tasks.graph_runner import GraphReport
 
 PIPELINES = """
 from datetime import date

@@ -15,8 +15,7 @@ from integration.test_prove import without_spark
 from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.spark.session import SparkSessions
 from tidegate.testing import assert_idempotent
-from tidegate.testing.databases import FreshDatabases
-from tidegate.testing.sandbox import SandboxProject
+from tidegate.testing.sandbox import FreshDatabases, SandboxProject
 
 TOML = """
 [project]
@@ -55,7 +54,7 @@ from pathlib import Path
 
 import pytest
 import tidegate as tg
-from tidegate.errors import UsageError
+from tidegate.core.errors import UsageError
 from tidegate.testing import assert_crash_safe, assert_idempotent
 
 REAL = Path("{real}")

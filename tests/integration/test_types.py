@@ -9,8 +9,8 @@ import pytest
 from chaos_seeds import seeds
 from integration.conftest import MakePlace, MakeProject, Place
 from integration.type_values import KINDS, OWN_TYPES, Kind
-from tidegate.errors import DeclarationError, LoadError, SourceError, TransformError
-from tidegate.postgres.connect import connect
+from tidegate.core.errors import DeclarationError, LoadError, SourceError, TransformError
+from tidegate.postgres.connection import connect
 from tidegate.project import Project
 
 SYNC = {"source": "shop:public.t", "target": "warehouse:raw.t", "cursor": "c", "name": "t"}

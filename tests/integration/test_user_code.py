@@ -10,9 +10,9 @@ import pytest
 
 from integration.commands import FAILED, USAGE, tidegate
 from integration.conftest import MakePlace, MakeProject, Place
-from tidegate.errors import SettingsError, TransformError
-from tidegate.pipeline.user_code import user_code
+from tidegate.core.errors import SettingsError, TransformError
 from tidegate.project import Project
+from tidegate.spark.user_code import user_code
 
 PIPELINES = """\
 import tidegate as tg

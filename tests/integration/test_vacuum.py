@@ -16,15 +16,15 @@ from integration.conftest import Place
 from integration.here import tidegate
 from integration.left_behind import held
 from integration.without_spark import Make, make, open_without_spark
-from tidegate.errors import BusyError, DestinationError, FenceLost
-from tidegate.insight import superseded
-from tidegate.insight.superseded import find_versions, remove_superseded
+from tidegate.core.errors import BusyError, DestinationError, FenceLost
+from tidegate.jobs.attempt import hold_table
+from tidegate.jobs.job import VACUUM
 from tidegate.ledger.fences import Fence
-from tidegate.model.job import VACUUM
-from tidegate.model.verification import Verdict
-from tidegate.pipeline.verify import verify_sync
+from tidegate.maintenance import vacuum as superseded
+from tidegate.maintenance.vacuum import find_versions, remove_superseded
 from tidegate.project import Project
-from tidegate.runtime.hold import hold_table
+from tidegate.verify.report import Verdict
+from tidegate.verify.verify import verify_sync
 
 __all__ = ["make"]
 
@@ -43,8 +43,8 @@ OLDER = (
 CHUNK = 2000
 VACUUM_SCRIPT = f"""
 from tidegate.cli.main import main
-from tidegate.insight import superseded
-superseded.CHUNK_ROWS = {CHUNK}
+from tidegate.maintenance import vacuum
+vacuum.CHUNK_ROWS = {CHUNK}
 main()
 """
 

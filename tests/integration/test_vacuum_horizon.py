@@ -38,16 +38,16 @@ from integration.orders import CREATE, FILL, ORDERS
 from integration.standbys import standby_of
 from integration.test_doctor import examine_place, named
 from integration.without_spark import Make, make
-from tidegate.insight.vacuum_remarks import remark_on_holder
-from tidegate.model.check import Check, Level
-from tidegate.model.vacuum_horizon import (
+from tidegate.admin.doctor.finding import Finding, FindingLevel
+from tidegate.admin.vacuum_horizon import (
     MANY_DEAD_ROWS,
     MANY_TRANSACTIONS,
     HolderKind,
     VacuumHolder,
     VacuumHorizon,
+    remark_on_holder,
 )
-from tidegate.postgres.connect import begin_read_only, connect
+from tidegate.postgres.connection import begin_read_only, connect
 from tidegate.postgres.embedded import EmbeddedServer
 
 __all__ = ["make", "pair", "role"]
@@ -193,7 +193,7 @@ def test_a_vacuum_under_way_does_not_hold_back_another(pair: tuple[Database, Dat
     assert (holder, kept) == (None, 0)
 
 
-def checked(place: Place, name: str, **overrides: str) -> Check:
+def checked(place: Place, name: str, **overrides: str) -> Finding:
     found = examine_place(place, **overrides)
     return named(found, f"the control database: {name}")
 
@@ -205,7 +205,7 @@ def test_without_the_right_to_see_others_it_says_what_to_grant(
     place = make_place(ORDERS)
     place.source.execute(*CREATE)
     check = checked(place, "vacuum", **{"project.control": address})
-    assert (check.level, check.fix) == (Level.WARN, f'GRANT pg_read_all_stats TO "{name}"')
+    assert (check.level, check.fix) == (FindingLevel.WARN, f'GRANT pg_read_all_stats TO "{name}"')
     assert "cannot be told" in check.found
     with snapshot(control) as session:
         pid = session.info.backend_pid
@@ -295,7 +295,7 @@ def test_status_and_doctor_tell_of_dead_rows_and_of_who_holds_them(make_place: M
     assert line.endswith(f"; end it: SELECT pg_terminate_backend({pid})")
     assert document["vacuum_horizon"]["held"] is None
     assert pid in [one["pid"] for one in document["vacuum_horizon"]["holders"]]
-    assert (check.level, str(pid) in str(check.fix)) == (Level.WARN, True)
+    assert (check.level, str(pid) in str(check.fix)) == (FindingLevel.WARN, True)
 
     crowd(patient)
     remark = look(control).queue_crowded
@@ -311,12 +311,12 @@ def test_status_and_doctor_tell_of_dead_rows_and_of_who_holds_them(make_place: M
         assert held.fix == f"end it: SELECT pg_terminate_backend({pid}); then: {vacuum}"
         assert told(hasty) == [f"control database: {held.found}; {held.fix}"]
     crowded = checked(hasty, "job queue")
-    assert (crowded.level, "10,001 dead rows" in crowded.found) == (Level.WARN, True)
+    assert (crowded.level, "10,001 dead rows" in crowded.found) == (FindingLevel.WARN, True)
     control.execute(vacuum)
     after = look(control)
     assert (after.queue_crowded, after.queue and after.queue.dead) == (None, 0)
     empty = checked(hasty, "job queue")
-    assert (empty.level, empty.found) == (Level.OK, "0 dead rows, 0 live ones")
+    assert (empty.level, empty.found) == (FindingLevel.OK, "0 dead rows, 0 live ones")
 
     gone = {"TIDEGATE_PROJECT__CONTROL": make_conninfo(control.conninfo, port=1)}
     document = tidegate(patient.folder, "status", "--json", environment=gone).document

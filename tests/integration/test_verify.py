@@ -14,16 +14,16 @@ from integration.conftest import Database, MakeProject, Place
 from integration.here import tidegate
 from integration.orders import CREATE, FILL, ORDERS, contents
 from integration.without_spark import Make, make, without_spark
-from tidegate.errors import TargetGone
-from tidegate.model.plan import ProjectPlan
-from tidegate.model.verification import Difference, Verdict, Verification
-from tidegate.pipeline import compare as compare_module
-from tidegate.pipeline import context as context_module
-from tidegate.pipeline import opened as opened_module
-from tidegate.pipeline.plan import plan_project
-from tidegate.pipeline.verify import verify_sync
-from tidegate.postgres.connect import OWN_PATH, begin_read_only, connect
+from tidegate.core.errors import TargetGone
+from tidegate.load import context as context_module
+from tidegate.load.plan import ProjectPlan
+from tidegate.load.planner import plan_project
+from tidegate.postgres.connection import OWN_PATH, begin_read_only, connect
 from tidegate.project import Project
+from tidegate.verify import compare as compare_module
+from tidegate.verify import difference as opened_module
+from tidegate.verify.report import RowDifference, Verdict, Verification
+from tidegate.verify.verify import verify_sync
 
 __all__ = ["make"]
 
@@ -46,7 +46,7 @@ def loaded(make: Make, **options: Any) -> tuple[Project, Place]:
     return project, place
 
 
-def difference(found: Verification) -> Difference:
+def difference(found: Verification) -> RowDifference:
     assert found.verdict is Verdict.UNEQUAL
     assert found.difference is not None
     return found.difference

@@ -10,11 +10,11 @@ from integration.commands import DONE, FAILED
 from integration.conftest import Place
 from integration.here import tidegate
 from integration.without_spark import Make, make
-from tidegate.errors import DriftRefused
-from tidegate.model.verification import Difference, Verdict, Verification
-from tidegate.pipeline import bags
-from tidegate.pipeline.verify import verify_sync
+from tidegate.core.errors import DriftRefused
 from tidegate.project import Project
+from tidegate.verify import compare
+from tidegate.verify.report import RowDifference, Verdict, Verification
+from tidegate.verify.verify import verify_sync
 
 __all__ = ["make"]
 
@@ -67,7 +67,7 @@ def sums(found: Verification) -> tuple[Verdict, int, int]:
     return found.verdict, found.source_rows, found.target_rows
 
 
-def difference(found: Verification) -> Difference:
+def difference(found: Verification) -> RowDifference:
     assert found.verdict is Verdict.UNEQUAL
     assert found.intact is False
     assert found.difference is not None
@@ -230,7 +230,7 @@ def test_rows_that_no_load_of_an_append_put_in_are_extra(
         "INSERT INTO raw.plain SELECT id, 'old', total, updated_at FROM raw.plain",
         "DELETE FROM raw.plain WHERE id IN (44, 480) AND name = 'n'",
     )
-    monkeypatch.setattr(bags, "PASS_ROWS", 50)
+    monkeypatch.setattr(compare, "PASS_ROWS", 50)
     found = verify(project, "plain")
     assert counts(found) == (2, 492, 0)
     assert [text[:4] for text in difference(found).missing_keys] == ["(44,", "(480"]

@@ -8,13 +8,12 @@ import pytest
 
 from integration.conftest import MakeProject, Place
 from integration.orders import CREATE, FILL, contents
-from tidegate.errors import DestinationError
-from tidegate.model.explanation import ColumnDifference, Reason
-from tidegate.model.verification import Difference, Verdict, Verification
-from tidegate.pipeline import context as context_module
-from tidegate.pipeline import verify_transformed
-from tidegate.pipeline.verify import verify_sync
+from tidegate.core.errors import DestinationError
+from tidegate.load import context as context_module
 from tidegate.project import Project
+from tidegate.verify import transformation
+from tidegate.verify.report import ColumnDifference, RowDifference, RowReason, Verdict, Verification
+from tidegate.verify.verify import verify_sync
 
 HEAD = "import tidegate as tg\n"
 DOUBLED = """
@@ -55,7 +54,7 @@ def sums(found: Verification) -> tuple[Verdict, int, int]:
     return found.verdict, found.source_rows, found.not_yet_loaded
 
 
-def difference(found: Verification) -> Difference:
+def difference(found: Verification) -> RowDifference:
     assert found.verdict is Verdict.UNEQUAL
     assert found.difference is not None
     return found.difference
@@ -70,7 +69,7 @@ def test_a_transformation_is_run_again_compared_and_repaired(
     assert contents(place.source, place.target, place.control) == before
 
     # A run meanwhile is noticed, and compared anew; staged rows that a sweep took are staged again.
-    real_reading, real_send = context_module.reading, verify_transformed.send_left_out
+    real_reading, real_send = context_module.reading, transformation.send_left_out
     ran: list[int] = []
     swept: list[int] = []
 
@@ -88,7 +87,7 @@ def test_a_transformation_is_run_again_compared_and_repaired(
         return real_send(*arguments, **options)
 
     monkeypatch.setattr(context_module, "reading", run_first)
-    monkeypatch.setattr(verify_transformed, "send_left_out", sweep_first)
+    monkeypatch.setattr(transformation, "send_left_out", sweep_first)
     assert sums(verify(project)) == (Verdict.EQUAL, 9, 0)
     assert ran == [2]
     assert swept[0] > 0
@@ -168,26 +167,26 @@ def test_why_runs_a_transformation_on_one_row_only_when_that_is_asked_for(
     cold = place.open()
     there, dropped = cold.why("orders", id=5), cold.why("orders", id=3)
     assert cold.context.spark.started is False
-    assert (there.reason, there.differences) == (Reason.LOADED, ())
+    assert (there.reason, there.differences) == (RowReason.LOADED, ())
     assert there.target_row is not None
     assert there.target_row["double"] == "10.00"
     assert there.carrier is not None
     assert there.carrier.reason == "load range"
-    assert dropped.reason is Reason.MAYBE_TRANSFORMED
+    assert dropped.reason is RowReason.MAYBE_TRANSFORMED
     assert "--run-transform" in str(dropped.hint)
-    assert cold.why("orders", id=9).reason is Reason.FILTERED
+    assert cold.why("orders", id=9).reason is RowReason.FILTERED
 
-    assert project.why("orders", id=5, run_transform=True).reason is Reason.EQUAL
-    assert project.why("orders", id=3, run_transform=True).reason is Reason.TRANSFORMED
-    assert project.why("orders", id=9, run_transform=True).reason is Reason.FILTERED
+    assert project.why("orders", id=5, run_transform=True).reason is RowReason.EQUAL
+    assert project.why("orders", id=3, run_transform=True).reason is RowReason.TRANSFORMED
+    assert project.why("orders", id=9, run_transform=True).reason is RowReason.FILTERED
     assert contents(place.source, place.target) == before
     place.target.execute(
         "UPDATE raw.orders SET double = 1 WHERE id = 5", "DELETE FROM raw.orders WHERE id = 6"
     )
     edited = project.why("orders", id=5, run_transform=True)
-    assert edited.reason is Reason.CHANGED_UNSEEN
+    assert edited.reason is RowReason.CHANGED_UNSEEN
     assert edited.differences == (ColumnDifference("double", "10.00", "1.00"),)
-    assert project.why("orders", id=6, run_transform=True).reason is Reason.LATE
-    assert project.why("orders", id=6).reason is Reason.MAYBE_TRANSFORMED
+    assert project.why("orders", id=6, run_transform=True).reason is RowReason.LATE
+    assert project.why("orders", id=6).reason is RowReason.MAYBE_TRANSFORMED
     place.source.execute("UPDATE orders SET total = 7, updated_at = '2026-02-01' WHERE id = 7")
-    assert project.why("orders", id=7).reason is Reason.CHANGED
+    assert project.why("orders", id=7).reason is RowReason.CHANGED

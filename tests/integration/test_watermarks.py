@@ -16,12 +16,11 @@ from integration.commands import BUSY, DONE, FAILED, USAGE, Done
 from integration.conftest import Database, MakePlace, Place
 from integration.here import tidegate
 from integration.left_behind import ORDERS
-from tidegate.errors import UsageError, WatermarkMoved
+from tidegate.core.errors import UsageError, WatermarkMoved
+from tidegate.core.watermark import CursorType, Watermark
 from tidegate.ledger.ledger import Ledger
 from tidegate.ledger.watermarks import Watermarks
-from tidegate.model.cursor import CursorType
-from tidegate.model.watermark import Watermark
-from tidegate.postgres.connect import connect
+from tidegate.postgres.connection import connect
 from tidegate.project import Project
 
 EVENTS = {

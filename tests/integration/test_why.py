@@ -12,9 +12,9 @@ from integration.conftest import Place
 from integration.here import tidegate
 from integration.orders import contents, open_transaction
 from integration.without_spark import Make, make
-from tidegate.errors import UsageError
-from tidegate.model.explanation import Carrier, ColumnDifference, Explanation, Reason
+from tidegate.core.errors import UsageError
 from tidegate.project import Project
+from tidegate.verify.report import ColumnDifference, Explanation, RowLoad, RowReason
 
 __all__ = ["make"]
 
@@ -56,7 +56,7 @@ def several(make: Make, null: str = "NOT NULL", **syncs: Any) -> tuple[Project, 
 def why(
     project: Project,
     row: int,
-    reason: Reason | None = None,
+    reason: RowReason | None = None,
     *words: str,
     target: str = TARGET,
     hint: str = "",
@@ -71,7 +71,7 @@ def why(
     return found
 
 
-def carrier(found: Explanation) -> Carrier:
+def carrier(found: Explanation) -> RowLoad:
     assert found.carrier is not None
     return found.carrier
 
@@ -89,11 +89,11 @@ def test_an_equal_row_names_the_load_that_brought_it(make: Make) -> None:
     project, place = make({**ORDERS, "batch_rows": 3}, databases=3)
     seed(place)
     nothing = contents(place.source, place.target)
-    why(project, 5, Reason.NOT_YET, "sync orders has never run")
+    why(project, 5, RowReason.NOT_YET, "sync orders has never run")
     assert contents(place.source, place.target) == nothing
     project.run("orders")
     before = contents(place.source, place.target, place.control)
-    found = why(project, 5, Reason.EQUAL)
+    found = why(project, 5, RowReason.EQUAL)
     assert contents(place.source, place.target, place.control) == before
     assert (found.hint, found.differences) == (None, ())
     row = {"id": "5", "name": "n5", "total": "5", "updated_at": "2026-01-01 00:05:00+00"}
@@ -120,40 +120,40 @@ def test_a_row_on_either_side_of_the_watermark_has_its_reason(make: Make) -> Non
         f"INSERT INTO orders VALUES (50, 'late', 1, {STAMP.format('2.5')})",
     )
     above = "lies above the watermark (2026-01-01 00:09:00+00)"
-    changed = why(project, 3, Reason.CHANGED, above)
+    changed = why(project, 3, RowReason.CHANGED, above)
     assert changed.differences[0] == ColumnDifference("name", None, "n3")
     assert [one.column for one in changed.differences] == ["name", "updated_at"]
     assert carrier(changed).update_id == updates(place)[0]
-    new = why(project, 10, Reason.NOT_YET, hint="tidegate run orders")
+    new = why(project, 10, RowReason.NOT_YET, hint="tidegate run orders")
     assert (new.target_row, new.carrier) == (None, None)
 
-    unseen = why(project, 4, Reason.CHANGED_UNSEEN, "changed without raising it")
+    unseen = why(project, 4, RowReason.CHANGED_UNSEEN, "changed without raising it")
     assert [one.column for one in unseen.differences] == ["total"]
-    why(project, 5, Reason.LATE, "newer than the target's")
-    why(project, 6, Reason.CHANGED_UNSEEN, "went back at the source")
+    why(project, 5, RowReason.LATE, "newer than the target's")
+    why(project, 6, RowReason.CHANGED_UNSEEN, "went back at the source")
     for word in ("tidegate verify orders", "tidegate watermark rewind", "lookback"):
-        why(project, 50, Reason.LATE, hint=word)
-    future = why(project, 1, Reason.HELD_BACK, "the target holds an older version")
+        why(project, 50, RowReason.LATE, hint=word)
+    future = why(project, 1, RowReason.HELD_BACK, "the target holds an older version")
     assert "held back" not in future.sentence
-    why(project, 30, Reason.UNKNOWN, hint="the nearest are id=10 and id=50")
-    why(project, 1000, Reason.UNKNOWN, hint="the nearest are id=50")
+    why(project, 30, RowReason.UNKNOWN, hint="the nearest are id=10 and id=50")
+    why(project, 1000, RowReason.UNKNOWN, hint="the nearest are id=50")
 
     with open_transaction(place.source, "SELECT 1"):
         place.source.execute("INSERT INTO orders VALUES (60, 'new', 1, clock_timestamp())")
-        why(project, 60, Reason.HELD_BACK, "held back by process", "(late writer)")
-    why(project, 60, Reason.NOT_YET)
+        why(project, 60, RowReason.HELD_BACK, "held back by process", "(late writer)")
+    why(project, 60, RowReason.NOT_YET)
     project.run("orders")
-    why(project, 3, Reason.EQUAL)
-    why(project, 10, Reason.EQUAL)
+    why(project, 3, RowReason.EQUAL)
+    why(project, 10, RowReason.EQUAL)
 
     # The target may lack columns, or be gone.
     place.source.execute("ALTER TABLE orders ADD colour text DEFAULT 'red', ADD size int")
     place.target.execute("UPDATE raw.orders SET name = 'edited' WHERE id = 7")
-    same = why(project, 8, Reason.EQUAL)
+    same = why(project, 8, RowReason.EQUAL)
     assert same.notes == ("the target has no column colour, size",)
     assert [one.column for one in why(project, 7).differences] == ["name"]
     place.target.execute("DROP TABLE raw.orders")
-    gone = why(project, 8, Reason.LATE)
+    gone = why(project, 8, RowReason.LATE)
     assert gone.notes == ("warehouse:raw.orders does not exist any more",)
 
 
@@ -172,22 +172,22 @@ def test_a_row_out_of_reach_of_the_cursor_or_the_condition_is_told(make: Make) -
         f" (51, 'later', 1, {STAMP.format('2.5')})",
         f"UPDATE orders SET total = 80, updated_at = {STAMP.format(20)} WHERE id = 2",
     )
-    filtered = why(project, 9, Reason.FILTERED, "total < 8", target="small")
+    filtered = why(project, 9, RowReason.FILTERED, "total < 8", target="small")
     assert filtered.target_row is None
     grown = "holds the version that was loaded before"
-    why(project, 2, Reason.FILTERED, grown, target="small", hint="--full-refresh")
-    why(project, 3, Reason.EQUAL, target="small")
-    why(project, 10, Reason.NO_CURSOR, "updated_at is NULL", "exclude", target="small")
-    why(project, 10, Reason.NO_CURSOR, "updated_at is NULL", target="include")
+    why(project, 2, RowReason.FILTERED, grown, target="small", hint="--full-refresh")
+    why(project, 3, RowReason.EQUAL, target="small")
+    why(project, 10, RowReason.NO_CURSOR, "updated_at is NULL", "exclude", target="small")
+    why(project, 10, RowReason.NO_CURSOR, "updated_at is NULL", target="include")
 
     next_run = "the next run loads it: tidegate run include"
-    why(project, 50, Reason.LATE, target="include", hint=next_run)
-    why(project, 51, Reason.LATE, target="include", hint="tidegate watermark rewind")
+    why(project, 50, RowReason.LATE, target="include", hint=next_run)
+    why(project, 51, RowReason.LATE, target="include", hint="tidegate watermark rewind")
     project.run("include")
-    by = carrier(why(project, 50, Reason.EQUAL, target="include"))
+    by = carrier(why(project, 50, RowReason.EQUAL, target="include"))
     assert (by.reason, by.others) == ("load lookback", 1)
-    why(project, 51, Reason.LATE, target="include")
-    assert carrier(why(project, 10, Reason.EQUAL, target="include")).reason == "load nulls"
+    why(project, 51, RowReason.LATE, target="include")
+    assert carrier(why(project, 10, RowReason.EQUAL, target="include")).reason == "load nulls"
 
 
 def test_a_rejected_row_names_its_checks_and_the_load(make: Make) -> None:
@@ -200,14 +200,14 @@ def test_a_rejected_row_names_its_checks_and_the_load(make: Make) -> None:
     )
     words = ("rejected by no_four, named at 20", "the target has no row for it")
     for name in ("merge", "plain"):
-        found = why(project, 4, Reason.REJECTED, *words, target=name)
+        found = why(project, 4, RowReason.REJECTED, *words, target=name)
         assert found.target_row is None
         assert found.rejection is not None
         assert found.rejection.failed == ("no_four", "named")
         assert found.rejection.update_id == updates(place, name)[0]
     place.source.execute(f"UPDATE orders SET total = 4, updated_at = {STAMP.format(20)} WHERE id=2")
     project.run("merge")
-    kept = why(project, 2, Reason.REJECTED, "keeps its last good version", target="merge")
+    kept = why(project, 2, RowReason.REJECTED, "keeps its last good version", target="merge")
     assert kept.differences[0] == ColumnDifference("total", "4", "2")
 
 
@@ -221,7 +221,7 @@ def test_a_rewind_a_skip_and_a_full_refresh_are_told(make: Make) -> None:
     assert (once.update_id, once.others) == (first, 0)
     place.source.execute(f"INSERT INTO orders VALUES (10, 'old', 1, {STAMP.format(15)})")
     project.watermark("orders").set("2026-01-01 00:30:00+00", reason="not wanted")
-    why(project, 10, Reason.SKIPPED, "moved the watermark past it (not wanted)")
+    why(project, 10, RowReason.SKIPPED, "moved the watermark past it (not wanted)")
     project.run("orders", full_refresh=True)
     by = carrier(why(project, 2))
     assert (by.update_id, by.reason) == (updates(place)[-1], "load full")
@@ -235,7 +235,7 @@ def test_each_mode_tells_of_deleted_edited_and_older_rows(make: Make) -> None:
         plain={**ORDERS, "mode": "append"},
         replace={**BARE, "mode": "replace"},
     )
-    equal = why(project, 3, Reason.EQUAL, target="replace")
+    equal = why(project, 3, RowReason.EQUAL, target="replace")
     assert carrier(equal).reason == "load full"
     place.target.execute(
         "UPDATE raw.replace SET name = 'edited' WHERE id = 3",
@@ -243,13 +243,13 @@ def test_each_mode_tells_of_deleted_edited_and_older_rows(make: Make) -> None:
     )
     for row, done in ((3, "changed"), (4, "removed")):
         words = f"somebody {done} the row in the target"
-        why(project, row, Reason.EDITED, words, target="replace")
+        why(project, row, RowReason.EDITED, words, target="replace")
 
     place.source.execute("UPDATE orders SET name = 'x' WHERE id = 2")
-    why(project, 2, Reason.CHANGED, target="replace")
-    why(project, 1, Reason.EQUAL, target="replace")
+    why(project, 2, RowReason.CHANGED, target="replace")
+    why(project, 1, RowReason.EQUAL, target="replace")
     project.run("versions")
-    newest = why(project, 2, Reason.EQUAL, target="versions")
+    newest = why(project, 2, RowReason.EQUAL, target="versions")
     assert newest.notes == ("2 versions of it are kept; this is the newest",)
     by, (first, second) = carrier(newest), updates(place, "versions")
     assert (by.is_certain, by.update_id, by.reason) == (True, second, "load lookback")
@@ -258,10 +258,10 @@ def test_each_mode_tells_of_deleted_edited_and_older_rows(make: Make) -> None:
     # A plain append is asked by the primary key of its source.
     place.source.execute(f"UPDATE orders SET updated_at = {STAMP.format(20)} WHERE id = 2")
     project.run("plain")
-    newest = why(project, 2, Reason.EQUAL, target="plain")
+    newest = why(project, 2, RowReason.EQUAL, target="plain")
     assert newest.notes == ("2 rows of the target have this key; this is the newest",)
     place.source.execute("UPDATE orders SET name = 'y' WHERE id = 2")
-    why(project, 2, Reason.CHANGED_UNSEEN, target="plain")
+    why(project, 2, RowReason.CHANGED_UNSEEN, target="plain")
 
     place.source.execute("DELETE FROM orders WHERE id = 6")
     for name, words, hint in (
@@ -269,7 +269,7 @@ def test_each_mode_tells_of_deleted_edited_and_older_rows(make: Make) -> None:
         ("versions", "append keeps what it has loaded", "--full-refresh"),
         ("replace", "the next run removes it here", "tidegate run replace"),
     ):
-        found = why(project, 6, Reason.DELETED, words, target=name, hint=hint)
+        found = why(project, 6, RowReason.DELETED, words, target=name, hint=hint)
         assert (found.source_row, found.target_row is None) == (None, False)
 
 
@@ -287,13 +287,13 @@ def test_a_query_and_keys_of_several_columns_are_explained(make: Make) -> None:
     seed(place)
     project.run("orders")
     found = project.explain("orders", {"id": 5, "the Name": "n5"})
-    assert (found.reason, found.key) == (Reason.EQUAL, {"the Name": "n5", "id": "5"})
+    assert (found.reason, found.key) == (RowReason.EQUAL, {"the Name": "n5", "id": "5"})
     gone = project.explain("orders", {"id": 3, "the Name": "n3"})
-    assert gone.reason is Reason.UNKNOWN
+    assert gone.reason is RowReason.UNKNOWN
     assert gone.hint == "the nearest are the Name=n2 id=2 and the Name=n4 id=4"
     place.source.execute("DELETE FROM orders WHERE id = 5")
     found = project.explain("orders", {"id": 5, "the Name": "n5"})
-    assert found.reason is Reason.DELETED
+    assert found.reason is RowReason.DELETED
     assert found.sentence.startswith("the query gives no such row any m")
 
 
@@ -361,7 +361,7 @@ def test_a_row_is_found_by_index_in_a_large_source(make: Make) -> None:
         session.execute("SELECT pg_stat_force_next_flush()")
     scans = "SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'orders'"
     before = place.source.value(scans)
-    why(project, 2000, Reason.LATE)
+    why(project, 2000, RowReason.LATE)
     project.context.databases.close()
     with psycopg.connect(place.source.conninfo, autocommit=True) as session:
         session.execute("SELECT pg_stat_force_next_flush()")

@@ -18,7 +18,7 @@ def test_a_worker_starts_with_everything_imported_from_where_it_is_installed(
         return (
             getattr(sys.modules["__main__"].__spec__, "name", ""),
             sys.modules["pyspark"].__file__ or "",
-            {"pandas", "pyarrow", "tidegate.spark.copying"} <= set(sys.modules),
+            {"pandas", "pyarrow", "tidegate.spark.binary_copy"} <= set(sys.modules),
         )
 
     (found,) = warm_spark.get().sparkContext.parallelize([0], 1).map(look).collect()

@@ -8,7 +8,7 @@ import pytest
 
 from integration.conftest import MakeProject, Place
 from integration.test_snapshot_sync import plan, same, verify
-from tidegate.errors import UsageError
+from tidegate.core.errors import UsageError
 
 ORDERS = {"source": "shop:public.orders", "target": "warehouse:raw.orders", "cursor": "xid"}
 CODE = """

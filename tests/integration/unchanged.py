@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from integration.conftest import Place
-from tidegate.errors import TidegateError
+from tidegate.core.errors import TidegateError
 
 _RELATIONS = """
 SELECT format('%I.%I', n.nspname, c.relname), c.relkind

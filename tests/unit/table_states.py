@@ -8,8 +8,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tidegate.model.maintenance import Amount
-from tidegate.model.table_facts import TableFacts
+from tidegate.core.table_actions import Amount
+from tidegate.maintenance.facts import TableFacts
 
 NOW = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
 MB = 1024 * 1024

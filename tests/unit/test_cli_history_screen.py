@@ -8,9 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from tidegate.cli.history_screen import WIDTH, print_runs, print_trends, spark_lines, took_text
-from tidegate.model.task_history import TaskRecord, TaskStatus
-from tidegate.model.trend import Trend
+from tidegate.cli.job.history import WIDTH, print_runs, print_trends, spark_lines, took_text
+from tidegate.jobs.history.record import RunStatus, TaskRecord, Trend
 
 NOW = datetime(2026, 11, 16, tzinfo=UTC)
 
@@ -138,7 +137,7 @@ RUN = TaskRecord(
     parameters_digest="d",
     host="vm",
     worker_id="w",
-    status=TaskStatus.DONE,
+    status=RunStatus.DONE,
     submitted_at=NOW,
     started_at=NOW,
     finished_at=NOW + timedelta(seconds=2),
@@ -166,7 +165,7 @@ def test_a_run_of_a_task_says_what_it_was_given(capsys: pytest.CaptureFixture[st
         [
             replace(RUN, id=ids[0]),
             replace(RUN, id=ids[1], parameters=two),
-            replace(RUN, id=ids[2], status=TaskStatus.FAILED, error="no such day\nand more"),
+            replace(RUN, id=ids[2], status=RunStatus.FAILED, error="no such day\nand more"),
             replace(RUN, id=ids[3], kind="sync", name="orders", parameters={"x": 1}),
         ]
     )

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.conninfo import conninfo_to_dict
 
-from tidegate.errors import SettingsError
-from tidegate.postgres.conninfo import MALFORMED, check, describe, mask, merge
+from tidegate.core.errors import SettingsError
+from tidegate.postgres.connection import MALFORMED, check, describe, mask, merge
 
 SECRET = "Hunter2Zebra"
 # Anything around a recognisable core, with the characters that confuse parsers made likely.

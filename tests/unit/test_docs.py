@@ -12,7 +12,7 @@ import pytest
 import typer.main
 
 from tidegate.cli.main import app
-from tidegate.sources.exactness import documented
+from tidegate.load.sources.exactness import documented
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(

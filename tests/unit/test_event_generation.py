@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.insight import template_events
-from tidegate.model.event import EventLimits, EventReader, RawEvent
-from tidegate.model.event_model import EventModel
-from tidegate.pipeline.event_generation import EventGenerator, Generation
-from tidegate.pipeline.event_writing import BROKEN_KINDS
-from tidegate.settings.event_model import read_event_model
+from tidegate.admin import scaffold
+from tidegate.events.generator import EventGenerator, Generation
+from tidegate.events.model import EventModel
+from tidegate.events.model_file import read_event_model
+from tidegate.events.reader import EventLimits, EventReader, RawEvent
+from tidegate.events.samples import BROKEN_KINDS
 
 UNTIL = datetime(2026, 11, 16, tzinfo=UTC)
 LIMITS = EventLimits(262_144, 1826 * 86_400.0, 31 * 86_400.0)
@@ -51,7 +51,7 @@ more = { type = "jsonb" }
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, EventModel]:
     folder = tmp_path_factory.mktemp("models")
     (folder / "plain.toml").write_text(PLAIN)
-    for name, text in template_events.other_files().items():
+    for name, text in scaffold.other_files().items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     return {
@@ -150,7 +150,7 @@ def test_the_same_plan_gives_the_same_events_and_another_gives_others(
 def test_a_field_that_the_template_gained_is_made_up_too(
     models: dict[str, EventModel], tmp_path: Path
 ) -> None:
-    for name, text in template_events.other_files().items():
+    for name, text in scaffold.other_files().items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         grown = 'device = { path = "$.device.os", required = true, examples = ["linux"] }'
         text = text.replace("[facts.columns]", f"[facts.columns]\n{grown}")

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 import tidegate
-from tidegate import failpoints
+from tidegate.core import failpoints
 
 SOURCE = Path(tidegate.__file__).parent
 
 
 def run(code: str, failpoint: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", f"from tidegate.failpoints import reach\n{code}"],
+        [sys.executable, "-c", f"from tidegate.core.failpoints import reach\n{code}"],
         env={"TIDEGATE_FAILPOINT": failpoint, "PYTHONPATH": str(SOURCE.parent)},
         capture_output=True,
         text=True,

@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from tidegate.sources.folding import Fold, Twice
-from tidegate.sources.pgoutput import Field
+from tidegate.load.sources.cdc.fold import Fold, Twice
+from tidegate.load.sources.cdc.pgoutput import Field
 
 Step = tuple[str, ...]
 """what is done, to which row, and what it becomes"""

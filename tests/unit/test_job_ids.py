@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.errors import UsageError
-from tidegate.insight.job_ids import id_range, short_ids
-from tidegate.model.identity import new_job_id
+from tidegate.core.errors import UsageError
+from tidegate.core.identity import new_job_id
+from tidegate.jobs.job_view import id_range, short_ids
 
 
 @given(st.uuids(), st.integers(1, 36))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.errors import SettingsError
-from tidegate.lake.catalog import Catalog
-from tidegate.lake.jars import ICEBERG, POSTGRES, fetched, find_jars, lake_conf
-from tidegate.lake.metadata import READABLE, check_kind
+from tidegate.core.errors import SettingsError
+from tidegate.iceberg.catalog import Catalog
+from tidegate.iceberg.jars import ICEBERG, POSTGRES, fetched, find_jars, lake_conf
+from tidegate.iceberg.metadata import READABLE, check_kind
 
 
 def catalog(kind: str = "embedded", control: str = "host=db dbname=x", **options: str) -> Catalog:

@@ -23,15 +23,15 @@ from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
 from pyiceberg.types import LongType, NestedField
 
-from tidegate.lake.deletes import Deletes
-from tidegate.lake.known_files import normal_path
-from tidegate.lake.manifest_entries import (
+from tidegate.iceberg.manifests import (
     DATA,
     EQUALITY_DELETES,
     POSITION_DELETES,
     FileEntry,
+    normal_path,
     read_entries,
 )
+from tidegate.maintenance.delete_files import DeleteFiles
 
 UNPARTITIONED = 9
 PATH_COLUMN = 2147483546
@@ -81,7 +81,7 @@ def applies(delete: FileEntry, data: FileEntry) -> bool:
 def test_a_delete_file_dangles_if_it_applies_to_no_data_file(
     data: list[FileEntry], deletes: list[FileEntry]
 ) -> None:
-    known = Deletes(metadata())
+    known = DeleteFiles(metadata())
     for one in deletes:
         known.take(one)
     oldest: dict[Any, int] = {}

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.lake import procedures
-from tidegate.lake.catalog import Catalog
-from tidegate.lake.conflicts import is_passing
-from tidegate.lake.plain_files import plain_path
-from tidegate.model.lake import EMBEDDED
-from tidegate.model.maintenance import RewriteDataFiles, RewritePositionDeleteFiles
-from tidegate.model.relation import Relation
+from tidegate.core.relation import Relation
+from tidegate.core.table_actions import RewriteDataFiles, RewritePositionDeleteFiles
+from tidegate.iceberg.catalog import Catalog
+from tidegate.iceberg.table import EMBEDDED
+from tidegate.maintenance import procedures
+from tidegate.maintenance.orphan_files import plain_path
+from tidegate.maintenance.procedures import is_transient
 
 ODD = Relation("ra`w", "or'ders")
 NAME = "table => '`ra``w`.`or\\'ders`'"
@@ -75,6 +75,6 @@ def test_a_path_is_the_same_whoever_writes_it_down(location: str, path: str) -> 
 
 
 def test_only_what_others_or_the_network_did_is_worth_another_try() -> None:
-    assert is_passing(RuntimeError("org.apache.iceberg.exceptions.CommitFailedException: x"))
-    assert is_passing(RuntimeError("ERROR: another commit came first"))
-    assert not is_passing(RuntimeError("java.io.FileNotFoundException: no such file"))
+    assert is_transient(RuntimeError("org.apache.iceberg.exceptions.CommitFailedException: x"))
+    assert is_transient(RuntimeError("ERROR: another commit came first"))
+    assert not is_transient(RuntimeError("java.io.FileNotFoundException: no such file"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.model.lake import Field, LakeTable, Snapshot
-from tidegate.model.relation import Relation
-from tidegate.sources.lake import added, take
+from tidegate.core.relation import Relation
+from tidegate.iceberg.table import IcebergField, IcebergTable, Snapshot
+from tidegate.load.sources.iceberg_table import added, read_changes
 
 KINDS = st.sampled_from(["append", "overwrite", "delete", "replace"])
 CHAINS = st.lists(st.tuples(KINDS, st.integers(0, 20)), min_size=1, max_size=20)
@@ -20,12 +20,12 @@ def chain(*snapshots: tuple[str, int]) -> list[Snapshot]:
     ]
 
 
-def table(snapshots: list[Snapshot], main: int) -> LakeTable:
-    return LakeTable(
+def table(snapshots: list[Snapshot], main: int) -> IcebergTable:
+    return IcebergTable(
         Relation("raw", "orders"),
         "uuid",
         "file:///nowhere",
-        (Field(1, "id", "int"), Field(2, "note", "string")),
+        (IcebergField(1, "id", "int"), IcebergField(2, "note", "string")),
         {one.snapshot_id: one for one in snapshots},
         {"main": main},
         schemas={0: {1: "id", 2: "old"}, 1: {1: "id", 2: "note"}},
@@ -39,7 +39,7 @@ def test_pieces_hold_the_whole_chain_in_order_and_no_more_rows_than_they_must(
     whole = rest = chain(*kinds)
     pieces: list[list[Snapshot]] = []
     while rest:
-        pieces.append(take(rest, limit))
+        pieces.append(read_changes(rest, limit))
         assert pieces[-1]
         rest = rest[len(pieces[-1]) :]
     assert [one for piece in pieces for one in piece] == whole

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tidegate.lake.statements import find_bounds, merge_rows
-from tidegate.model.shape import Shape, StagedColumn
+from tidegate.core.shape import Shape, StagedColumn
+from tidegate.iceberg.statements import find_bounds, merge_rows
 
 
 def shape(**kinds: str) -> Shape:

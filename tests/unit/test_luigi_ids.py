@@ -14,13 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tidegate as tg
-from tidegate.errors import DeclarationError, UsageError
-from tidegate.model.luigi import luigi_id
-from tidegate.model.parameter import read_signature
-from tidegate.model.relation import Endpoint
-from tidegate.model.task import Task
-from tidegate.pipeline.luigi_runs import luigi_runs
+from tidegate.config.parameters import read_signature
+from tidegate.config.task import Task
+from tidegate.core.errors import DeclarationError, UsageError
+from tidegate.core.relation import Endpoint
 from tidegate.project import Project
+from tidegate.tasks.luigi import luigi_id, luigi_runs
 
 
 class Shop(Enum):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from tidegate.model.maintenance import Action
-from tidegate.model.policy import Policy
-from tidegate.model.relation import Relation
-from tidegate.settings.maintenance import MaintenanceSettings
+from tidegate.config.maintenance import MaintenanceSettings
+from tidegate.core.relation import Relation
+from tidegate.core.table_actions import Action, Policy
 
 ORDERS = Relation("raw", "orders")
 

@@ -22,7 +22,7 @@ from deployment import (
     pods,
 )
 from tidegate.cli.main import app
-from tidegate.settings.load import load_settings
+from tidegate.config.settings import load_settings
 from tidegate.version import __version__
 
 PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"

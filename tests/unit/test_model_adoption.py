@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.errors import UsageError
-from tidegate.model.adoption import StartingPoint, check_mode, check_point
+from tidegate.admin.adopted_table import StartingPoint, check_mode, check_point
+from tidegate.core.errors import UsageError
 
 AT = StartingPoint(at="1")
 MAX = StartingPoint(from_target_max=True)

@@ -8,9 +8,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.model.batch import Batch, BatchKind, cut
-from tidegate.model.load import LoadPlan
-from tidegate.model.watermark import Watermark
+from tidegate.core.batch import Batch, BatchKind, LoadPlan, cut
+from tidegate.core.watermark import Watermark
 
 texts = st.text(max_size=12)
 keys = st.lists(texts, min_size=1, max_size=3).map(tuple)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.model.bin_packing import FileSizes, Packer
+from tidegate.maintenance.delete_files import FileSizes, Packer
 
 TARGET = 1_000
 SIZES = FileSizes(TARGET)

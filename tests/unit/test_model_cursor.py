@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.model.cursor import CursorType
+from tidegate.core.watermark import CursorType
 from tidegate.postgres.types import needs_text, postgres_type, spark_type
 
 

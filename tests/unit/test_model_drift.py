@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import json
 
-from tidegate.model.drift import Loaded, record_columns
-from tidegate.model.shape import Shape, StagedColumn
+from tidegate.core.shape import LoadedShape, Shape, StagedColumn, record_columns
 
 
 def shape(*names: str, kind: str = "text") -> Shape:
     return Shape(tuple(StagedColumn(name, kind, kind) for name in names), (), None, False)
 
 
-def recorded(before: Shape, *source_names: str) -> Loaded:
+def recorded(before: Shape, *source_names: str) -> LoadedShape:
     stored = json.loads(json.dumps({"columns": record_columns(before)}))
-    found = Loaded.recorded(stored, source_names)
+    found = LoadedShape.recorded(stored, source_names)
     assert found is not None
     return found
 
 
 def test_a_watermark_that_remembers_no_columns_tells_of_no_drift() -> None:
-    assert Loaded.recorded(None) is None
-    assert Loaded.recorded({"key": ["id"]}) is None
+    assert LoadedShape.recorded(None) is None
+    assert LoadedShape.recorded({"key": ["id"]}) is None
 
 
 def test_what_the_source_still_has_is_left_out_and_not_gone() -> None:

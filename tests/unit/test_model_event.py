@@ -16,10 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.model.event import EventLimits, EventReader, RawEvent, ReadEvent, read_event
-from tidegate.model.event_model import Dimension, EventModel, Field, FieldType
-from tidegate.model.json_path import JsonPath
-from tidegate.model.relation import Relation
+from tidegate.core.relation import Relation
+from tidegate.events.model import Dimension, EventField, EventModel, FieldType, JsonPath
+from tidegate.events.reader import EventLimits, EventReader, RawEvent, ReadEvent, read_event
 
 RECEIVED = datetime(2026, 11, 16, 12, tzinfo=UTC)
 LIMITS = EventLimits(max_bytes=4_096, max_age_seconds=400 * 86_400, max_ahead_seconds=31 * 86_400)
@@ -33,8 +32,8 @@ GOOD: dict[str, Any] = {
 }
 
 
-def field(name: str, type_: FieldType = FieldType.TEXT, path: str = "", **more: Any) -> Field:
-    return Field(name, JsonPath.parse(path or f"$.{name}"), type_, **more)
+def field(name: str, type_: FieldType = FieldType.TEXT, path: str = "", **more: Any) -> EventField:
+    return EventField(name, JsonPath.parse(path or f"$.{name}"), type_, **more)
 
 
 MODEL = EventModel(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tidegate.model.event_body import body_text, cut_array, cut_lines, find_id, storable
+from tidegate.events.intake import body_text, cut_array, cut_lines, find_id, storable
 
 ONE = UUID("5b1f7c3e-90ad-4c58-8f0e-2a3b4c5d6e7f")
 TWO = UUID("5b1f7c3e-90ad-4c58-8f0e-2a3b4c5d6e70")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.model.expiry import AgedSnapshot, Expiry, Ref
-from tidegate.model.lake import MAIN
+from tidegate.iceberg.table import MAIN
+from tidegate.maintenance.prediction import AgedSnapshot, Expiry, Ref
 
 NOW = 1_000
 ages = st.none() | st.integers(0, NOW)

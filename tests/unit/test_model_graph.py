@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.model.graph import Cycle, build
+from tidegate.tasks.registry import Cycle, build
 
 # Edges lead from a number to lower ones, so that there is no cycle.
 ACYCLIC = st.integers(1, 25).flatmap(

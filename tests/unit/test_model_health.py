@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.model.figures import every, in_bytes, in_time
-from tidegate.model.health import Health, OrphanEstimate, Severity, assess
-from tidegate.model.maintenance import Action, Amount
-from tidegate.model.policy import Thresholds
-from tidegate.model.table_facts import TableFacts
+from tidegate.core.table_actions import Action, Amount, Thresholds
+from tidegate.core.units import every, in_bytes, in_time
+from tidegate.maintenance.facts import TableFacts
+from tidegate.maintenance.health import Health, OrphanEstimate, Severity, assess
 from unit.table_states import MB, NOW, WELL, table, tables
 
 OFF = Thresholds(**{one.name: 0 for one in fields(Thresholds)})

@@ -9,17 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.errors import DeclarationError
-from tidegate.model.batch import Batch, BatchKind
-from tidegate.model.identity import (
+from tidegate.core.batch import Batch, BatchKind
+from tidegate.core.errors import DeclarationError
+from tidegate.core.identity import (
     DatabaseIdentity,
     load_update_id,
     new_attempt_id,
+    new_write_id,
     pipeline_name,
     resource_name,
+    staging_prefix,
+    staging_table,
 )
-from tidegate.model.relation import Endpoint, Relation
-from tidegate.model.staging import new_write_id, staging_prefix, staging_table
+from tidegate.core.relation import Endpoint, Relation
 
 # What Postgres takes as a name: anything but NUL, up to 63 bytes.
 names = (

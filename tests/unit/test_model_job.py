@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.model import identity
-from tidegate.model.backoff import Backoff
-from tidegate.model.identity import new_job_id, new_job_ids
-from tidegate.model.job import JobStatus
+from tidegate.core import identity
+from tidegate.core.identity import new_job_id, new_job_ids
+from tidegate.core.units import Backoff
+from tidegate.jobs.job import JobStatus
 
 FAILURES = st.integers(1, 10**18)
 CHANCES = st.floats(0, 1)

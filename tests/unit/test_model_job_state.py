@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.model.job import JobStatus
-from tidegate.model.job_state import JobState, job_state
+from tidegate.jobs.job import JobState, JobStatus, job_state
 
 NOW = datetime(2026, 11, 15, 3, 0, tzinfo=UTC)
 BEFORE, AFTER = NOW - timedelta(seconds=40), NOW + timedelta(seconds=40)

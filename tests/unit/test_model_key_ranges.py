@@ -7,10 +7,9 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.model.backfill import BackfillRange
-from tidegate.model.batch import Batch, BatchKind
-from tidegate.model.key_ranges import KeyRange, KeyRanges, differing
-from tidegate.model.lateness import Late, Lateness, remember
+from tidegate.core.batch import Batch, BatchKind, Late, Lateness, remember
+from tidegate.verify.backfill import BackfillRange
+from tidegate.verify.compare import KeyRange, KeyRanges, differing
 
 SUMS = st.dictionaries(
     st.integers(0, 63), st.tuples(st.integers(1, 9), st.integers(-5, 5)), max_size=40

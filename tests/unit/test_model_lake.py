@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.model.lake import (
+from tidegate.core.relation import Relation
+from tidegate.iceberg.table import (
     MAIN,
     PICKED_ID,
     PIPELINE,
     UPDATE_ID,
-    LakeTable,
-    Seen,
+    IcebergTable,
+    PublishEvidence,
     Snapshot,
     attempt_of,
     branch_name,
     ledger_schema,
 )
-from tidegate.model.relation import Relation
 
 
 @dataclass
@@ -67,8 +67,8 @@ class Tree:
     def expire(self, numbers: set[int]) -> None:
         self.expired |= numbers - set(self.refs.values())
 
-    def table(self) -> LakeTable:
-        return LakeTable(
+    def table(self) -> IcebergTable:
+        return IcebergTable(
             relation=Relation("raw", "orders"),
             uuid="u",
             location="file:/nowhere",
@@ -126,8 +126,8 @@ def test_what_is_seen_of_a_load_is_true_or_unknown(tree: Tree) -> None:
     for load, base in tree.bases.items():
         is_in = any(tree.loads.get(number) == load for number in tree.chain())
         seen = table.see(load, base)
-        if seen is not Seen.UNKNOWN:
-            assert (seen is Seen.PUBLISHED) == is_in
+        if seen is not PublishEvidence.UNKNOWN:
+            assert (seen is PublishEvidence.PUBLISHED) == is_in
         else:
             assert table.is_cut()
         assert table.holds(load) <= is_in
@@ -138,16 +138,18 @@ def test_where_nothing_expired_everything_is_known(tree: Tree) -> None:
     table = tree.table()
     for load, base in tree.bases.items():
         is_in = any(tree.loads.get(number) == load for number in tree.chain())
-        assert table.see(load, base) is (Seen.PUBLISHED if is_in else Seen.UNPUBLISHED)
+        assert table.see(load, base) is (
+            PublishEvidence.PUBLISHED if is_in else PublishEvidence.UNPUBLISHED
+        )
         assert table.holds(load) == is_in
 
 
-def one_snapshot(**summary: int | str) -> LakeTable:
+def one_snapshot(**summary: int | str) -> IcebergTable:
     told = {name.replace("_", "-"): str(value) for name, value in summary.items()}
     tree = Tree()
     tree.commit(MAIN)
     table = tree.table()
-    return LakeTable(
+    return IcebergTable(
         table.relation, "u", "file:/nowhere", (), {1: Snapshot(1, None, told)}, table.refs
     )
 
@@ -174,7 +176,7 @@ def test_whether_a_table_has_rows_is_said_only_where_it_is_certain(
 def test_a_table_tells_whose_load_was_the_last() -> None:
     said = ({PIPELINE: "crm.orders"}, {PIPELINE: "shop.orders"}, {"engine": "spark"})
     chain = {n: Snapshot(n, n - 1 or None, summary) for n, summary in enumerate(said, 1)}
-    table = LakeTable(Relation("raw", "t"), "u", "file:/nowhere", (), chain, {MAIN: 3})
+    table = IcebergTable(Relation("raw", "t"), "u", "file:/nowhere", (), chain, {MAIN: 3})
     assert table.loader == "shop.orders"
     assert Tree().table().loader is None
 
@@ -220,7 +222,7 @@ def test_a_snapshot_tells_of_its_load_and_one_that_was_picked_up_by_where_it_com
         Snapshot(2, None, marks),
         Snapshot(3, 1, {PICKED_ID: "u2", "source-snapshot-id": "2"}),
     ]
-    table = LakeTable(
+    table = IcebergTable(
         Relation("raw", "orders"),
         "uuid",
         "/table",

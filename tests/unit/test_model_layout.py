@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.errors import DeclarationError
-from tidegate.lake.catalog import backticked
-from tidegate.model.layout import Layout, Order, Term
+from tidegate.config.sync import Layout, SortTerm, Term
+from tidegate.core.errors import DeclarationError
+from tidegate.iceberg.catalog import backticked
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_what_is_no_way_to_divide_a_table_is_refused(text: str) -> None:
     ],
 )
 def test_an_order_has_a_direction(text: str, statement: str) -> None:
-    assert Order.parse(text).render(backticked) == statement
+    assert SortTerm.parse(text).render(backticked) == statement
 
 
 def test_a_layout_knows_its_columns_once() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.model.lsn import lsn_text, lsn_value
+from tidegate.core.watermark import lsn_text, lsn_value
 
 
 def test_a_position_is_written_as_postgres_does() -> None:

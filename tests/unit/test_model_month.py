@@ -8,8 +8,8 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.model.month import Month
-from tidegate.model.task_history import moment_of
+from tidegate.jobs.history.record import moment_of
+from tidegate.jobs.history.writer import Month
 
 MOMENTS = st.datetimes(datetime(1970, 1, 1), datetime(9990, 1, 1), timezones=st.just(UTC))
 

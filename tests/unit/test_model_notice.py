@@ -9,13 +9,13 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.model.notice import Event, Notice, notice_id, shorten, slack_message
+from tidegate.jobs.notices import Notice, NoticeEvent, notice_id, shorten, slack_message
 
 AT = datetime(2026, 11, 15, 8, 41, tzinfo=UTC)
 ID = UUID(int=7)
 
 
-def notice(event: Event = Event.FAILURE, **options: object) -> Notice:
+def notice(event: NoticeEvent = NoticeEvent.FAILURE, **options: object) -> Notice:
     return Notice(ID, event, "shop", "orders", AT, **options)  # type: ignore[arg-type]
 
 
@@ -25,8 +25,8 @@ def test_a_notice_says_what_happened() -> None:
     assert notice(parameters={"day": "2026-11-01", "n": 1}).text == (
         "shop: orders day=2026-11-01 n=1 failed"
     )
-    assert notice(Event.RECOVERY, failures=1).text.endswith("after it had failed once")
-    assert "enable orders" in notice(Event.DISABLE, until="tomorrow").text
+    assert notice(NoticeEvent.RECOVERY, failures=1).text.endswith("after it had failed once")
+    assert "enable orders" in notice(NoticeEvent.DISABLE, until="tomorrow").text
 
 
 def test_the_same_matter_has_the_same_id_and_another_has_another() -> None:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.errors import DeclarationError, UsageError
-from tidegate.model.parameter import canonical, parameter_type, read_signature
+from tidegate.config.parameters import canonical, parameter_type, read_signature
+from tidegate.core.errors import DeclarationError, UsageError
 
 
 class Shop(Enum):

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.errors import DeclarationError
-from tidegate.model.group import TargetTemplate
-from tidegate.model.pattern import Glob, Pattern, table_label
-from tidegate.model.relation import Relation
+from tidegate.config.sync import TargetTemplate
+from tidegate.core.errors import DeclarationError
+from tidegate.core.relation import Glob, Pattern, Relation, table_label
 
 NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1)
 # Few letters, so that patterns and names meet often.

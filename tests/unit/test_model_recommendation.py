@@ -11,11 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.model.health import assess
-from tidegate.model.maintenance import OPTIONS, Action, Amount, ExpireSnapshots, RewriteDataFiles
-from tidegate.model.policy import Policy
-from tidegate.model.recommendation import Advice, LastRun, Recommendation, recommend
-from tidegate.model.table_facts import TableFacts
+from tidegate.core.table_actions import (
+    OPTIONS,
+    Action,
+    Amount,
+    ExpireSnapshots,
+    Policy,
+    RewriteDataFiles,
+)
+from tidegate.maintenance.facts import TableFacts
+from tidegate.maintenance.health import assess
+from tidegate.maintenance.recommendation import Advice, LastRun, Recommendation, recommend
 from unit.table_states import NOW, WELL, table, tables
 
 MANY_SMALL = table(

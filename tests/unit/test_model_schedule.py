@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.model.schedule import CatchUp, Schedule
+from tidegate.core.cron import CatchUp, Schedule
 
 ZONES = st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe"])
 CRONS = st.sampled_from(["*/15 * * * *", "0 * * * *", "30 2 * * *", "5 1,2,3 * * *", "0 0 * * 0"])

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tidegate.model.server import Fate, Server, switch_point
+from tidegate.postgres.server_identity import Fate, Server, switch_point
 
 HISTORY = "1\t0/3000148\tno recovery target specified\n\n2\t0/50000A0\tno recovery target\n"
 SEEN = Server("7001", "5", 1, "0/3000000")

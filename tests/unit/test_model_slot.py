@@ -9,7 +9,13 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.model.slot import Origin, Tables, TableState, publication_name, slot_name
+from tidegate.load.sources.cdc.slot import (
+    SlotOrigin,
+    Tables,
+    TableState,
+    publication_name,
+    slot_name,
+)
 
 
 @given(st.text(min_size=1), st.text(min_size=1), st.text())
@@ -35,16 +41,16 @@ def test_names_differ_where_anything_does() -> None:
 
 
 def test_an_origin_is_remembered_as_it_was() -> None:
-    origin = Origin("7", 2, "slot", 16400, 16401)
-    assert Origin.from_json(origin.to_json()) == origin
+    origin = SlotOrigin("7", 2, "slot", 16400, 16401)
+    assert SlotOrigin.from_json(origin.to_json()) == origin
     tables = Tables(800, (TableState(16390, "public.orders", 0, 16390, 0, "cafe", False),))
     seen = replace(tables, states=(replace(tables.states[0], node=16500, empty=True),))
     origin = replace(origin, tables=tables, seen=seen)
-    assert Origin.from_json(json.loads(json.dumps(origin.to_json()))) == origin
+    assert SlotOrigin.from_json(json.loads(json.dumps(origin.to_json()))) == origin
     # As it was remembered before there were tables.
     old = {**origin.to_json()}
     del old["tables"], old["seen"]
-    assert Origin.from_json(old) == replace(origin, tables=None, seen=None)
+    assert SlotOrigin.from_json(old) == replace(origin, tables=None, seen=None)
 
 
 def test_only_changes_of_rows_leave_tables_as_they_are() -> None:

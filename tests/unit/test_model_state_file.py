@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.errors import StateDamaged
-from tidegate.model.state_file import StateHeader, check_state, read_rows, write_state
+from tidegate.admin.state_file import StateHeader, check_state, read_rows, write_state
+from tidegate.core.errors import StateDamaged
 
 HEADER = StateHeader(
     "shop",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.model.trend import LEAST, PREVIOUS, Trend, percentile, sparkline
+from tidegate.jobs.history.record import LEAST, PREVIOUS, Trend, percentile, sparkline
 
 SECONDS = st.floats(min_value=0.0, max_value=1e6)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.model.vacuum_horizon import (
+from tidegate.admin.vacuum_horizon import (
     MANY_TRANSACTIONS,
     HolderKind,
     QueueRows,

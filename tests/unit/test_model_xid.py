@@ -5,10 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.model.batch import Batch, BatchKind
-from tidegate.model.standing import Standing, kept_by, loaded_at
-from tidegate.model.watermark import Watermark
-from tidegate.model.xid import EPOCH, is_since, widen
+from tidegate.core.batch import Batch, BatchKind
+from tidegate.core.watermark import Watermark
+from tidegate.load.sources.xmin import (
+    EPOCH,
+    SourcePosition,
+    is_since,
+    loaded_position,
+    position_after,
+    widen,
+)
 
 IDS = st.integers(min_value=3, max_value=1 << 50)
 
@@ -43,7 +49,7 @@ def test_lower_halves_that_have_come_round_are_told_apart_by_what_comes_next() -
     assert not is_since(10, 2 * EPOCH - 1, after)
 
 
-def standing(**values: object) -> Standing:
+def standing(**values: object) -> SourcePosition:
     given = {
         "xmin": "700",
         "xmax": "705",
@@ -53,24 +59,24 @@ def standing(**values: object) -> Standing:
         "lsn": "0/FF",
         "tables": (16384,),
     }
-    return Standing(**{**given, **values})  # type: ignore[arg-type]
+    return SourcePosition(**{**given, **values})  # type: ignore[arg-type]
 
 
 def test_a_standing_comes_back_from_json_as_it_was() -> None:
     found = standing(cursor="2026-11-01", column="updated_at date")
-    assert Standing.from_json(found.to_json()) == found
+    assert SourcePosition.from_json(found.to_json()) == found
 
 
 def test_what_was_known_before_a_start_from_nothing_binds_nothing() -> None:
     recorded = {"standing": standing().to_json()}
-    assert loaded_at(Watermark("shop.orders", "raw.orders", declaration=recorded)) is None
+    assert loaded_position(Watermark("shop.orders", "raw.orders", declaration=recorded)) is None
 
 
 def test_a_load_that_leaves_the_watermark_alone_leaves_what_is_known_of_it() -> None:
     recorded = {"standing": standing().to_json(), "key": ["id"]}
     at = Watermark("shop.orders", "raw.orders", "700", declaration=recorded)
-    assert kept_by(Batch(BatchKind.LOOKBACK), at) == {"standing": standing().to_json()}
-    assert kept_by(Batch(BatchKind.WRITTEN), at) == {}
+    assert position_after(Batch(BatchKind.LOOKBACK), at) == {"standing": standing().to_json()}
+    assert position_after(Batch(BatchKind.WRITTEN), at) == {}
 
 
 def test_places_in_the_log_are_compared_as_numbers() -> None:
@@ -90,7 +96,7 @@ def test_another_server_database_timeline_or_an_earlier_log_is_a_difference() ->
 
 def test_what_a_person_has_moved_is_bound_to_its_server_and_to_nothing_else() -> None:
     recorded = {"standing": standing(cursor="2026-11-01").to_json()}
-    moved = loaded_at(Watermark("shop.orders", "raw.orders", "650", declaration=recorded))
+    moved = loaded_position(Watermark("shop.orders", "raw.orders", "650", declaration=recorded))
     assert moved is not None
     assert (moved.xmin, moved.cursor, moved.tables) == ("650", None, (16384,))
     assert moved.difference(standing(timeline=3, lsn="0/1")) is None

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from jsonschema_rs import validator_for
 
-from tidegate.api.app import routes
-from tidegate.api.problem_kinds import PROBLEM_KINDS
+from tidegate.service.app import routes
+from tidegate.service.problems import PROBLEM_KINDS
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "docs" / "openapi.json"

@@ -17,10 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.errors import SettingsError
-from tidegate.settings import Settings, find_project, load_settings
-from tidegate.settings.environment import parse_value
-from tidegate.settings.layers import merge
+from tidegate.config import Settings, find_project, load_settings
+from tidegate.config.layers import merge, parse_value
+from tidegate.core.errors import SettingsError
 
 Load = Callable[..., Settings]
 BASE = """
@@ -287,7 +286,7 @@ def test_outside_a_project_the_error_says_how_to_make_one(tmp_path: Path) -> Non
 
 def test_importing_settings_loads_neither_driver_nor_spark() -> None:
     code = (
-        "import sys, tidegate.settings\n"
+        "import sys, tidegate.config\n"
         "print([name for name in ('psycopg', 'pyspark') if name in sys.modules])"
     )
     source = str(Path(load_settings.__code__.co_filename).parents[2])

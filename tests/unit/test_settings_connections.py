@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tidegate.errors import SettingsError
-from tidegate.settings import Settings, load_settings
+from tidegate.config import Settings, load_settings
+from tidegate.core.errors import SettingsError
 
 Load = Callable[..., Settings]
 BASE = '[project]\nname = "shop"\n'

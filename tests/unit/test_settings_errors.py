@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.errors import SettingsError
-from tidegate.settings import load_settings
-from tidegate.settings.file import malformed
-from tidegate.settings.section import keys_of
-from tidegate.settings.sections import FIXED, SyncSettings
+from tidegate.config import load_settings
+from tidegate.config.files import malformed
+from tidegate.config.sections import FIXED, SyncSettings
+from tidegate.config.value_types import keys_of
+from tidegate.core.errors import SettingsError
 
 BASE = '[project]\nname = "shop"\n'
 ORDERS = '[sync.orders]\nsource = "a:b"\ntarget = "c:d"\n'

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.errors import SettingsError
-from tidegate.insight import template_events
-from tidegate.model.event_model import EventModel, FieldType
-from tidegate.model.view_query import query_problem
-from tidegate.settings.event_model import read_event_model
+from tidegate.admin import scaffold
+from tidegate.core.errors import SettingsError
+from tidegate.events.model import EventModel, FieldType
+from tidegate.events.model_file import query_problem, read_event_model
 
 DOCS = Path(__file__).parents[2] / "docs" / "event-model.md"
 GOOD = """
@@ -69,7 +68,7 @@ def test_the_model_of_the_documentation_is_one(tmp_path: Path) -> None:
 
 
 def test_the_template_is_the_star_that_was_promised(tmp_path: Path) -> None:
-    for name, text in template_events.other_files().items():
+    for name, text in scaffold.other_files().items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     model = read_event_model(tmp_path / "events.toml")

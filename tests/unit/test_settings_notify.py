@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.errors import SettingsError
-from tidegate.settings import Settings, load_settings
+from tidegate.config import Settings, load_settings
+from tidegate.core.errors import SettingsError
 
 SECRET = "Hunter2Zebra"
 URL = f"https://hooks.example.com/services/{SECRET}"

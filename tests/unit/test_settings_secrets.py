@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.errors import SettingsError
-from tidegate.settings import load_settings
+from tidegate.config import load_settings
+from tidegate.core.errors import SettingsError
 
 BASE = '[project]\nname = "shop"\n'
 SECRET = "Hunter2Zebra"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.errors import SettingsError
-from tidegate.settings import Settings, load_settings
+from tidegate.config import Settings, load_settings
+from tidegate.core.errors import SettingsError
 
 SYNC = '[project]\nname = "p"\n[connections]\nshop = "embedded"\n[sync.a]\n'
 TABLE = SYNC + 'source = "shop:orders"\ntarget = "shop:raw.orders"\n'

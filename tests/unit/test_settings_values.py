@@ -10,17 +10,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tidegate.errors import SettingsError
-from tidegate.settings.cdc import CdcSettings
-from tidegate.settings.dotenv import parse_dotenv
-from tidegate.settings.durations import format_duration, parse_duration
-from tidegate.settings.interpolate import (
+from tidegate.config.files import (
     MalformedReference,
     UnsetVariable,
     interpolate,
+    parse_dotenv,
     variables_in,
 )
-from tidegate.settings.sections import SafetySettings
+from tidegate.config.sections import CdcSettings, SafetySettings
+from tidegate.core.errors import SettingsError
+from tidegate.core.units import format_duration, parse_duration
 
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
 VARIABLES = st.dictionaries(NAMES, st.text(max_size=20), max_size=4)

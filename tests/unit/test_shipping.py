@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.spark.shipping import UserCode
+from tidegate.spark.user_code import UserCode
 
 
 @pytest.fixture

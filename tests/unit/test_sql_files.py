@@ -10,20 +10,22 @@ import pytest
 from psycopg import sql
 
 import tidegate
-from tidegate.postgres.identifiers import statement
-from tidegate.sql import migrations, script, statements
+from tidegate.postgres.queries import migrations, script, statement, statements
 
 ROOT = Path(tidegate.__file__).parent
-FOLDER = ROOT / "sql"
 SCRIPTS = (
     "ledger/schema",
-    "ledger/lake",
-    "control/schema",
-    "control/migrations/",
+    "ledger/iceberg_schema",
+    "ledger/iceberg_catalog",
+    "jobs/schema",
+    "jobs/migrations/",
     "events/create_monthly_partition",
     "events/event_moment",
 )
-ALL = sorted(file.relative_to(FOLDER).with_suffix("").as_posix() for file in FOLDER.rglob("*.sql"))
+ALL = sorted(
+    "/".join((file.relative_to(ROOT).parts[0], *file.relative_to(ROOT).with_suffix("").parts[2:]))
+    for file in ROOT.glob("*/sql/**/*.sql")
+)
 FILES = [name for name in ALL if not name.startswith(SCRIPTS)]
 PLACES = {
     "schema",
@@ -82,15 +84,15 @@ def test_a_percent_sign_in_a_name_is_not_taken_for_a_parameter() -> None:
 def test_scripts_are_complete_once_the_schema_is_filled_in() -> None:
     for file in (
         "ledger/schema",
-        "control/schema",
-        *(name for _, name in migrations("control/migrations")),
+        "jobs/schema",
+        *(name for _, name in migrations("jobs/migrations")),
     ):
         text = sql.SQL(script(file)).format(schema=sql.Identifier("x")).as_string(None)
         assert "{" not in text
 
 
 def test_migrations_are_numbered_from_one_without_gaps() -> None:
-    versions = [version for version, _ in migrations("control/migrations")]
+    versions = [version for version, _ in migrations("jobs/migrations")]
     assert versions == list(range(1, len(versions) + 1))
 
 

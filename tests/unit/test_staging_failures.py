@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 from psycopg import errors as pg
 
-from tidegate.errors import ConnectionFailed, SourceError, TidegateError, ValueRefused
-from tidegate.lake.files import LakeColumn, LakePlace, write_share
-from tidegate.spark.outcome import Carried, carried_failure, failure
-from tidegate.spark.transforming import _adbc_failure, _equal_in_spark
+from tidegate.core.errors import ConnectionFailed, SourceError, TidegateError, ValueRefused
+from tidegate.iceberg.staged_files import LakeColumn, LakePlace, write_share
+from tidegate.spark.task_outcome import TaskFailure, carried_failure, failure
+from tidegate.spark.transform import _adbc_failure, _equal_in_spark
 
 SECRET = "4711.0815"
 TOO_BIG = pg.NumericValueOutOfRange(f'value "{SECRET}" is too big')
@@ -23,7 +23,7 @@ TOO_BIG = pg.NumericValueOutOfRange(f'value "{SECRET}" is too big')
 
 def raised(outcome: dict[str, Any]) -> TidegateError:
     """As the driver raises it."""
-    found = carried_failure(Carried(outcome))
+    found = carried_failure(TaskFailure(outcome))
     assert found is not None
     return found
 

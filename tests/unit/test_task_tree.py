@@ -9,13 +9,13 @@ from uuid import uuid4
 import pytest
 from rich.console import Console
 
-from tidegate.cli.task_tree import TreeScreen, step_document
-from tidegate.errors import LoadError, TaskFailed
-from tidegate.model.task import Step
-from tidegate.pipeline.task_graph import TaskGraph, build_graph
+from tidegate.cli.sync.run_task import TreeScreen, step_document
+from tidegate.config.task import Step
+from tidegate.core.errors import LoadError, TaskFailed
 from tidegate.project import Project
-from tidegate.runtime.task_graph_run import StepEnd, StepState
-from tidegate.runtime.task_runner import TaskReport
+from tidegate.tasks.graph import TaskGraph, build_graph
+from tidegate.tasks.graph_runner import StepEnd, StepState
+from tidegate.tasks.runner import TaskReport
 
 TOML = '[project]\nname = "shop"\n[connections]\nshop = "postgresql://localhost/shop"\n'
 PIPELINES = """

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.errors import DeclarationError, SettingsError, TidegateError, UsageError
-from tidegate.model.rules import Mode
-from tidegate.model.task import Step, SyncRun, TaskRun
-from tidegate.pipeline import task_graph
-from tidegate.pipeline.task_graph import build_graph
-from tidegate.pipeline.task_work import make_publish
+from tidegate.config.sync import Mode
+from tidegate.config.task import Step, SyncRun, TaskRun
+from tidegate.core.errors import DeclarationError, SettingsError, TidegateError, UsageError
 from tidegate.project import Project
-from tidegate.runtime.task_runner import read_payload
+from tidegate.tasks import graph as task_graph
+from tidegate.tasks.graph import build_graph
+from tidegate.tasks.runner import make_publish, read_payload
 
 TOML = """
 [project]

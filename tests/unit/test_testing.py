@@ -9,19 +9,18 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.failpoints import POINTS
-from tidegate.testing.junit import write_junit
-from tidegate.testing.oracle import Content, compare
-from tidegate.testing.report import Cause, Finding, Kill, Proof
+from tidegate.core.failpoints import POINTS
+from tidegate.testing.oracle import TableContent, compare
+from tidegate.testing.report import Cause, Kill, Proof, ProofFinding, write_junit
 from tidegate.testing.trial import spread
 
 
-def content(*rows: tuple[str, ...]) -> Content:
+def content(*rows: tuple[str, ...]) -> TableContent:
     """Rows with their first column as the key."""
     found: dict[tuple[str | None, ...], Counter[tuple[str | None, ...]]] = {}
     for row in rows:
         found.setdefault(row[:1], Counter())[row] += 1
-    return Content(("id", "value"), found)
+    return TableContent(("id", "value"), found)
 
 
 def test_lost_doubled_different_and_extra_rows_are_told_apart() -> None:
@@ -67,7 +66,9 @@ def test_every_point_gets_one_kill_and_later_points_come_later(rounds: int, seed
 
 
 def test_junit_blames_the_guilty_kill_and_takes_any_text(tmp_path: Path) -> None:
-    finding = Finding(Cause.KILL, "lost \0 <row>", "fix", "stage.done", ("id=\x01",), 1, "again")
+    finding = ProofFinding(
+        Cause.KILL, "lost \0 <row>", "fix", "stage.done", ("id=\x01",), 1, "again"
+    )
     kills = [
         Kill("stage.done", 1, True, 1.0, ok=False),
         Kill("job.finished", 2, False, 1.0),
@@ -95,7 +96,7 @@ def test_junit_blames_the_guilty_kill_and_takes_any_text(tmp_path: Path) -> None
 
 
 def test_junit_gives_a_finding_without_a_kill_to_the_clean_pass(tmp_path: Path) -> None:
-    finding = Finding(Cause.WRONG_KEY, "two rows", "fix")
+    finding = ProofFinding(Cause.WRONG_KEY, "two rows", "fix")
     write_junit(tmp_path / "report.xml", [Proof("orders", 0, finding=finding)])
     (case,) = ElementTree.parse(tmp_path / "report.xml").iter("testcase")
     assert case[0].attrib == {"type": "wrong_key", "message": "the key does not tell rows apart"}

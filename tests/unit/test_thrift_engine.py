@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.errors import SettingsError
-from tidegate.lake.catalog import Catalog
-from tidegate.lake.conflicts import is_passing
-from tidegate.lake.thrift_address import ThriftAddress, parse_thrift_address
-from tidegate.lake.thrift_engine import ThriftEngine
-from tidegate.lake.thrift_session import failure, said
-from tidegate.settings.maintenance import MaintenanceSettings
+from tidegate.config.maintenance import MaintenanceSettings
+from tidegate.core.errors import SettingsError
+from tidegate.iceberg.catalog import Catalog
+from tidegate.iceberg.engines import ThriftEngine
+from tidegate.iceberg.thrift import ThriftAddress, failure, parse_thrift_address, said
+from tidegate.maintenance.procedures import is_transient
 
 SECRET = "s3cr3t"
 CONFLICT = f"""\
@@ -84,9 +83,9 @@ def test_an_error_is_one_line_without_secrets_that_says_what_and_why() -> None:
         " (org.postgresql.util.PSQLException: ERROR: attempt 7 was replaced by another)"
     )
     assert SECRET not in repr(found.__cause__)
-    assert is_passing(found)
+    assert is_transient(found)
     other = failure(ThriftAddress("gateway", 1), "the disk is full", ())
-    assert not is_passing(other)
+    assert not is_transient(other)
 
 
 def test_what_spark_says_twice_is_said_once() -> None:
@@ -127,7 +126,7 @@ def test_an_option_that_the_server_would_change_is_refused_unless_the_server_has
 def test_what_is_not_installed_is_named_with_the_way_to_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delitem(sys.modules, "tidegate.lake.thrift_session")
+    monkeypatch.delitem(sys.modules, "tidegate.iceberg.thrift")
     monkeypatch.setitem(sys.modules, "pyhive", None)
     with pytest.raises(SettingsError, match="pyhive") as refused:
         ThriftEngine("thrift://127.0.0.1:1").check(1)

@@ -1,22 +1,29 @@
-"""`tidegate demo`: a shop is synced, changed, synced again, killed halfway and synced again."""
+"""Tidegate demo."""
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from tidegate.cli.options import AsJson
 from tidegate.cli.output import print_json
 
 if TYPE_CHECKING:
-    from tidegate.cli.demo_screen import DemoScreen
-    from tidegate.insight.demo import Content, Pair
+    from tidegate.admin.demo import DemoContent, Pair
+    from tidegate.load.runner import RunReport
     from tidegate.project import Project
-    from tidegate.runtime.runner import RunReport
 
 FOLDER = Path(".tidegate") / "demo"
 # The second table of the run is in the middle of its publish: written, not committed.
@@ -36,13 +43,10 @@ def demo(
 
     Example: tidegate demo
     """
-    from tidegate.cli.demo_screen import DemoScreen
-    from tidegate.insight.demo import demo_folder
-    from tidegate.insight.demo_lake import LAKE_TOML
-    from tidegate.insight.killed_run import plain_environment
-    from tidegate.lake.fetching import fetch
+    from tidegate.admin.demo import LAKE_TOML, demo_folder, plain_environment
+    from tidegate.config import load_settings
+    from tidegate.iceberg.jars import fetch
     from tidegate.project import Project
-    from tidegate.settings import load_settings
 
     started = time.monotonic()
     screen = DemoScreen(silent=as_json)
@@ -53,7 +57,7 @@ def demo(
         project = Project(load_settings(root, environ=plain_environment()))
         try:
             with project:
-                story = Story(project, screen)
+                story = DemoStory(project, screen)
                 story.tell()
         finally:
             if not keep:
@@ -74,17 +78,17 @@ def demo(
 
 
 @dataclass(slots=True)
-class Story:
+class DemoStory:
     """The six steps; `agree` stays True while every table is what it must be."""
 
     project: Project
     screen: DemoScreen
     agree: bool = True
     steps: list[dict[str, Any]] = field(default_factory=list)
-    _before: dict[str, Content] = field(default_factory=dict)
+    _before: dict[str, DemoContent] = field(default_factory=dict)
 
     def tell(self) -> None:
-        from tidegate.insight.demo import change_shop, make_shop
+        from tidegate.admin.demo import change_shop, make_shop
 
         context = self.project.context
         with self.screen.busy("starting a Postgres of its own, opening the shop"):
@@ -121,9 +125,7 @@ class Story:
             self.screen.without_lake()
 
     def _lake(self) -> None:
-        from tidegate.insight.demo import change_shop
-        from tidegate.insight.demo_lake import LAKE_SYNC
-        from tidegate.insight.killed_run import kill_run
+        from tidegate.admin.demo import LAKE_SYNC, change_shop, kill_run
 
         settings = self.project.settings
         self._run_one(LAKE_SYNC)
@@ -150,7 +152,7 @@ class Story:
         return report
 
     def _compare_lake(self, title: str) -> None:
-        from tidegate.insight.demo_lake import compare_lake
+        from tidegate.admin.demo import compare_lake
 
         with self.screen.busy("reading the lake"):
             pair = compare_lake(self.project.context)
@@ -168,7 +170,7 @@ class Story:
                 self.agree = self.agree and report.found_nothing
 
     def _kill(self) -> None:
-        from tidegate.insight.killed_run import kill_run
+        from tidegate.admin.demo import kill_run
 
         settings = self.project.settings
         with self.screen.busy("tidegate run --all, in a process of its own"):
@@ -183,7 +185,7 @@ class Story:
 
     def _look(self) -> None:
         """Read the warehouse while the publish stands open, as any reader would."""
-        from tidegate.insight.demo import compare_tables
+        from tidegate.admin.demo import compare_tables
 
         pairs = compare_tables(self.project.context)
         whole = all(pair.agrees or self._is_as_before(pair) for pair in pairs)
@@ -192,7 +194,7 @@ class Story:
         self.screen.halfway(halfway, whole)
 
     def _compare(self, title: str, *, killed: bool = False) -> None:
-        from tidegate.insight.demo import compare_tables
+        from tidegate.admin.demo import compare_tables
 
         pairs = compare_tables(self.project.context)
         verdicts = [self._verdict(pair, killed=killed) for pair in pairs]
@@ -227,3 +229,126 @@ class Story:
 
     def _is_as_before(self, pair: Pair) -> bool:
         return self._before.get(pair.table) == pair.target
+
+
+STEPS = 6
+_WELCOME = """\
+Tidegate copies tables from one database to another. It can be killed at any
+moment and run again, and the copy is still exactly right. Six steps show it.
+"""
+_STYLES = {"agree": "green", "as before": "yellow", "DISAGREE": "bold red"}
+
+
+class DemoScreen:
+    """Prints the demo's story."""
+
+    def __init__(self, *, silent: bool = False) -> None:
+        self._console = Console(highlight=False, markup=False, quiet=silent, soft_wrap=True)
+        self._live = self._console.is_terminal and not silent
+
+    def welcome(self, folder: Path) -> None:
+        self.say(_WELCOME, 0)
+        self.say("shop       the source: orders, order_items, customers in a Postgres of its own")
+        self.say("warehouse  the target: the same tables; e-mail addresses arrive as a hash")
+        self.say(f"folder     {folder}, with tidegate.toml and pipelines.py")
+
+    def step(self, number: int, title: str) -> None:
+        self.say("", 0)
+        self.say(f"{number}/{STEPS}  {title}", 0, style="bold")
+
+    def changes(self, changes: Mapping[str, tuple[int, int]]) -> None:
+        parts = [f"{table} +{new} ~{changed}" for table, (new, changed) in changes.items()]
+        self.say(f"in the shop: {', '.join(parts)}   (+ new, ~ changed)")
+
+    def run(self, name: str, report: RunReport) -> None:
+        self.say(f"run {name}: {_said(report)}")
+
+    def halfway(self, table: str, whole: bool) -> None:
+        seen = "every table whole, none half done" if whole else "HALF-DONE WORK"
+        self.say(f"{table} is written but not committed; a reader sees {seen}.")
+
+    def without_lake(self) -> None:
+        self.say(
+            "Iceberg could not be fetched, so there is no lake here. With a network, or with its "
+            'files in [spark.conf] "spark.jars", docs/lake.md shows how.'
+        )
+
+    def tables(self, pairs: Sequence[Pair], verdicts: Sequence[str]) -> None:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column("  table", no_wrap=True)
+        for side in ("shop", "target"):
+            table.add_column(f"{side} rows", justify="right", no_wrap=True)
+            table.add_column("checksum", no_wrap=True)
+        table.add_column("", no_wrap=True)
+        for pair, verdict in zip(pairs, verdicts, strict=True):
+            table.add_row(
+                f"  {pair.table}",
+                f"{pair.source.rows:,}",
+                pair.source.checksum,
+                f"{pair.target.rows:,}",
+                pair.target.checksum,
+                Text(verdict, style=_STYLES[verdict]),
+            )
+        self._console.print(table)
+        if "as before" in verdicts:
+            self.say("as before: not loaded yet, and exactly as it was when the run began")
+
+    def goodbye(self, folder: Path, agree: bool, seconds: float, *, keep: bool) -> None:
+        self.say("", 0)
+        if agree:
+            self.say(f"Everything agrees ({seconds:.0f} s).", 0, style="bold green")
+        else:
+            self.say("Something DISAGREES: see above. That is a bug.", 0, style="bold red")
+        program, at = _program(), shlex.quote(str(folder))
+        self.say("", 0)
+        state = "its Postgres is running" if keep else "its Postgres starts again by itself"
+        self.say(f"Try next ({state}):", 0, style="bold")
+        for arguments, why in _NEXT:
+            self.say(f"# {why}", style="dim")
+            self.say(f"{program} {arguments.replace('FOLDER', at)}")
+        self.say("A project of your own:", 0, style="bold")
+        self.say(f'{program} init my_project --source "postgresql://user@host/database"')
+
+    def say(self, text: str, indent: int = 2, *, style: str | None = None) -> None:
+        self._console.print(" " * indent + text, style=style)
+
+    @contextmanager
+    def busy(self, what: str) -> Iterator[None]:
+        """A spinner while something takes its time."""
+        if not self._live:
+            yield
+            return
+        with self._console.status(what):
+            yield
+
+
+_NEXT = (
+    ("status -C FOLDER", "where every sync stands"),
+    ("watermark show orders -C FOLDER", "how far one has got; each move with who and why"),
+    ("verify --all -C FOLDER", "compare source and target"),
+    (
+        "watermark rewind orders 2026-01-15 --reason 'trying' -C FOLDER",
+        "go back in time, and load again: nothing doubles",
+    ),
+    ("run --all -C FOLDER", "this one in cron, and the copy follows its source"),
+    ("db stop -C FOLDER", "stop its Postgres"),
+)
+
+
+def _said(report: RunReport) -> str:
+    if report.found_nothing:
+        return "ran, found nothing"
+    if report.status != "done":
+        return report.status
+    rows, changed = report.outcome.rows, report.outcome.changed
+    return f"{rows:,} rows moved, {changed:,} written"
+
+
+def _program() -> str:
+    """How this command can be called again from here."""
+    if shutil.which("tidegate"):
+        return "tidegate"
+    path = Path(sys.argv[0])
+    if path.name != "tidegate":
+        return f"{shlex.quote(sys.executable)} -m tidegate.cli.main"
+    return shlex.quote(str(path))

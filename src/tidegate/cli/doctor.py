@@ -12,8 +12,8 @@ from tidegate.cli.output import print_json, print_line
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tidegate.model.sync import Sync
-    from tidegate.settings import Settings
+    from tidegate.config import Settings
+    from tidegate.config.sync import Sync
 
 _WIDTH = 4
 
@@ -25,9 +25,9 @@ def doctor(project: ProjectFolder = HERE, profile: Profile = None, as_json: AsJs
 
     Example: tidegate doctor
     """
-    from tidegate.insight.doctor import examine
+    from tidegate.admin.doctor.examination import run_checks
 
-    found = examine(
+    found = run_checks(
         project, load=lambda root: open_project(root, profile).settings, declared=_declared
     )
     if as_json:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidegate.cli.options import HERE, AsJson
-from tidegate.cli.output import print_json, print_line, print_table
-from tidegate.cli.translation import translated
+from tidegate.cli.output import print_json, print_line, print_table, translated
 
 if TYPE_CHECKING:
-    from tidegate.insight.scaffold import Scaffold
+    from tidegate.admin.scaffold import Scaffold
 
 
 def init(
@@ -38,12 +37,12 @@ def init(
 
     Example: tidegate init shop --source "$SHOP_URL"
     """
-    from tidegate.insight.scaffold import plan_project, write_project
+    from tidegate.admin.scaffold import propose_project, write_project
 
     if source == "-":
         source = sys.stdin.readline().strip()
     with translated("looking at the source"):
-        scaffold = plan_project(folder, name, source, template)
+        scaffold = propose_project(folder, name, source, template)
     files = write_project(scaffold)
     if as_json:
         print_json(_document(scaffold, files))

@@ -8,39 +8,99 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli import adopt as adopt_module
-from tidegate.cli import backfill as backfill_module
-from tidegate.cli import db as db_module
-from tidegate.cli import demo as demo_module
-from tidegate.cli import doctor as doctor_module
-from tidegate.cli import drain as drain_module
-from tidegate.cli import event as event_module
-from tidegate.cli import history as history_module
-from tidegate.cli import init as init_module
-from tidegate.cli import job as job_module
-from tidegate.cli import marker as marker_module
-from tidegate.cli import notify as notify_module
-from tidegate.cli import plan as plan_module
-from tidegate.cli import prove as prove_module
-from tidegate.cli import remove as remove_module
-from tidegate.cli import run as run_module
-from tidegate.cli import schedule as schedule_module
-from tidegate.cli import scheduler as scheduler_module
-from tidegate.cli import serve as serve_module
-from tidegate.cli import state as state_module
-from tidegate.cli import status as status_module
-from tidegate.cli import sweeper as sweeper_module
-from tidegate.cli import table as table_module
-from tidegate.cli import token as token_module
-from tidegate.cli import up as up_module
-from tidegate.cli import vacuum as vacuum_module
-from tidegate.cli import verify as verify_module
-from tidegate.cli import watermark as watermark_module
-from tidegate.cli import why as why_module
-from tidegate.cli import worker as worker_module
+from tidegate.cli import (
+    db as db_module,
+)
+from tidegate.cli import (
+    demo as demo_module,
+)
+from tidegate.cli import (
+    doctor as doctor_module,
+)
+from tidegate.cli import (
+    event as event_module,
+)
+from tidegate.cli import (
+    init as init_module,
+)
+from tidegate.cli import (
+    serve as serve_module,
+)
+from tidegate.cli import (
+    status as status_module,
+)
+from tidegate.cli import (
+    table as table_module,
+)
+from tidegate.cli import (
+    token as token_module,
+)
+from tidegate.cli import (
+    up as up_module,
+)
+from tidegate.cli.job import (
+    drain as drain_module,
+)
+from tidegate.cli.job import (
+    history as history_module,
+)
+from tidegate.cli.job import (
+    job as job_module,
+)
+from tidegate.cli.job import (
+    notify as notify_module,
+)
+from tidegate.cli.job import (
+    schedule as schedule_module,
+)
+from tidegate.cli.job import (
+    scheduler as scheduler_module,
+)
+from tidegate.cli.job import (
+    state as state_module,
+)
+from tidegate.cli.job import (
+    sweeper as sweeper_module,
+)
+from tidegate.cli.job import (
+    worker as worker_module,
+)
 from tidegate.cli.options import override_settings
 from tidegate.cli.output import print_error
-from tidegate.errors import TidegateError
+from tidegate.cli.sync import (
+    adopt as adopt_module,
+)
+from tidegate.cli.sync import (
+    backfill as backfill_module,
+)
+from tidegate.cli.sync import (
+    marker as marker_module,
+)
+from tidegate.cli.sync import (
+    plan as plan_module,
+)
+from tidegate.cli.sync import (
+    prove as prove_module,
+)
+from tidegate.cli.sync import (
+    remove as remove_module,
+)
+from tidegate.cli.sync import (
+    run as run_module,
+)
+from tidegate.cli.sync import (
+    vacuum as vacuum_module,
+)
+from tidegate.cli.sync import (
+    verify as verify_module,
+)
+from tidegate.cli.sync import (
+    watermark as watermark_module,
+)
+from tidegate.cli.sync import (
+    why as why_module,
+)
+from tidegate.core.errors import TidegateError
 from tidegate.version import __version__
 
 app = typer.Typer(
@@ -102,7 +162,7 @@ def _root(
         ),
     ] = None,
 ) -> None:
-    from tidegate.cli.logging import configure
+    from tidegate.cli.output import configure
 
     configure()
     override_settings(settings or [])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidegate.errors import UsageError
+from tidegate.core.errors import UsageError
 
 if TYPE_CHECKING:
     from tidegate.project import Project
@@ -76,7 +76,7 @@ _overrides: dict[str, Any] = {}
 
 def override_settings(given: list[str]) -> None:
     """Remember what `--set KEY=VALUE` asked for."""
-    from tidegate.settings.environment import parse_value
+    from tidegate.config.layers import parse_value
 
     _overrides.clear()
     for text in given:

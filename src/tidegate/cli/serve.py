@@ -43,16 +43,16 @@ def serve(
 
     Example: tidegate serve --port 8787
     """
-    from tidegate.api.app import routes
+    from tidegate.service.app import routes
 
     if openapi:
         print_json(routes().openapi())
         return
-    from tidegate.api.access import is_loopback
-    from tidegate.api.server import Server, address, listen, refuse_open_door, tls_context
-    from tidegate.cli.logging import configure
-    from tidegate.control.workers import Worker
-    from tidegate.log import log
+    from tidegate.cli.output import configure
+    from tidegate.core.log import log
+    from tidegate.jobs.worker_records import WorkerIdentity
+    from tidegate.service.middleware import is_loopback
+    from tidegate.service.server import Server, address, listen, refuse_open_door, tls_context
 
     with open_project(project, profile) as opened:
         settings = opened.settings.serve
@@ -70,7 +70,9 @@ def serve(
         listening = listen(chosen, settings.port if port is None else port)
         where = address(listening, tls=tls is not None)
 
-        loops = opened.loops(Worker.of_this_process(opened.name, "tidegate serve").worker_id)
+        loops = opened.loops(
+            WorkerIdentity.of_this_process(opened.name, "tidegate serve").worker_id
+        )
 
         def ready() -> None:
             for loop in loops:

@@ -6,20 +6,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.cli.moments import span
 from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, SyncNamesOrAll, open_project
-from tidegate.cli.output import print_json, print_line, print_table
-from tidegate.model.figures import in_bytes
+from tidegate.cli.output import print_json, print_line, print_table, span
+from tidegate.core.units import in_bytes
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from tidegate.insight.queue import QueueStatus
-    from tidegate.insight.slots import SlotStatus
-    from tidegate.insight.status import SyncStatus
-    from tidegate.insight.table_health import UnwellTable
-    from tidegate.model.lateness import Lateness
-    from tidegate.pipeline.context import Context
+    from tidegate.admin.status import SyncStatus
+    from tidegate.core.batch import Lateness
+    from tidegate.jobs.job_view import QueueStatus
+    from tidegate.load.context import Context
+    from tidegate.load.sources.cdc.slot_registry import SlotStatus
+    from tidegate.maintenance.table_report import UnhealthyTable
 
 
 def status(
@@ -36,7 +35,7 @@ def status(
 
     Example: tidegate status --check
     """
-    from tidegate.insight.status import read_status
+    from tidegate.admin.status import read_status
 
     opened = open_project(project, profile)
     expanded = opened.expanded(names or None, from_ledger=True)
@@ -92,14 +91,14 @@ def _print_events(context: Context) -> None:
     """What waits and what failed, where the project has events."""
     import psycopg
 
-    from tidegate.errors import TidegateError
-    from tidegate.insight.events import read_status
-    from tidegate.pipeline.events import has_events
+    from tidegate.core.errors import TidegateError
+    from tidegate.events.project_events import has_events
+    from tidegate.events.status import read_event_status
 
     if not has_events(context):
         return
     try:
-        found = read_status(context)
+        found = read_event_status(context)
     except (TidegateError, psycopg.Error) as error:
         print_line(f"events: {str(error).splitlines()[0]}")
         return
@@ -128,7 +127,7 @@ def _print_queue(queue: QueueStatus) -> None:
         )
 
 
-def _print_unwell(tables: tuple[UnwellTable, ...]) -> None:
+def _print_unwell(tables: tuple[UnhealthyTable, ...]) -> None:
     """The tables of lakes that are not well, some of them by name."""
     if tables:
         some = [f"{one.table} ({', '.join(one.issues)})" for one in tables[:3]]

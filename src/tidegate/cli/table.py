@@ -1,13 +1,15 @@
-"""`tidegate table`: the tables of the project's lakes, how they are, and what is done to them."""
+"""Tidegate table."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidegate.cli.job.screen import effect_text
 from tidegate.cli.options import (
     HERE,
     AsJson,
@@ -17,17 +19,21 @@ from tidegate.cli.options import (
     ProjectFolder,
     open_project,
 )
-from tidegate.cli.output import print_json
-from tidegate.cli.translation import translated
-from tidegate.errors import UnknownTable, UsageError
-from tidegate.model.maintenance import Action
+from tidegate.cli.output import moment, print_json, print_line, translated
+from tidegate.core.errors import UnknownTable, UsageError
+from tidegate.core.table_actions import Action
+from tidegate.core.units import counted, in_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from tidegate.insight.tables import TableView
-    from tidegate.pipeline.context import Context
-    from tidegate.postgres.connect import Connection
+    from tidegate.load.context import Context
+    from tidegate.maintenance.facts import TableFacts
+    from tidegate.maintenance.health import Health
+    from tidegate.maintenance.table_report import TableHealth, TableRecommendation
+    from tidegate.maintenance.tables import TableListing, TableView
+    from tidegate.postgres.connection import Connection
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -55,11 +61,9 @@ def list_(
 
     Example: tidegate table list --refresh
     """
-    from tidegate.cli.table_screen import print_listing
-    from tidegate.insight.table_documents import listing_document
-    from tidegate.insight.table_health import list_health
-    from tidegate.insight.tables import list_all
-    from tidegate.runtime.refreshing import Refresher
+    from tidegate.maintenance.table_cache import Refresher
+    from tidegate.maintenance.table_report import list_health, listing_document
+    from tidegate.maintenance.tables import list_all
 
     with _lakes(project, profile, "listing the tables") as (context, control):
         young = 0.0 if refresh else context.settings.maintenance.refresh_seconds
@@ -85,8 +89,7 @@ def status(
 
     Example: tidegate table status lake:raw.orders
     """
-    from tidegate.cli.table_screen import print_status
-    from tidegate.insight.table_documents import table_document
+    from tidegate.maintenance.table_report import table_document
 
     with _lakes(project, profile, f"reading {name}") as (context, control):
         table = _find(context, control, name, live=not cached)
@@ -111,11 +114,9 @@ def health(
 
     Example: tidegate table health lake:raw.orders --fail
     """
-    from tidegate.cli.table_screen import print_health
-    from tidegate.insight.table_documents import health_document
-    from tidegate.insight.table_health import list_health, table_health
-    from tidegate.insight.tables import list_all
-    from tidegate.runtime.refreshing import Refresher
+    from tidegate.maintenance.table_cache import Refresher
+    from tidegate.maintenance.table_report import health_document, list_health, table_health
+    from tidegate.maintenance.tables import list_all
 
     with _lakes(project, profile, "looking at the tables") as (context, control):
         if name is None:
@@ -146,9 +147,7 @@ def recommend(
 
     Example: tidegate table recommend raw.orders
     """
-    from tidegate.cli.table_screen import print_recommendation
-    from tidegate.insight.table_documents import recommendation_document
-    from tidegate.insight.table_health import table_recommendation
+    from tidegate.maintenance.table_report import recommendation_document, table_recommendation
 
     with _lakes(project, profile, f"looking at {name}") as (context, control):
         table = _find(context, control, name, live=not cached)
@@ -184,7 +183,7 @@ def maintain(
 
     Example: tidegate table maintain raw.orders --action rewrite_data_files --dry-run
     """
-    from tidegate.cli.maintaining import Maintain
+    from tidegate.cli.table_maintain import Maintain
 
     if follow and not queue:
         raise UsageError("--follow is for queued jobs", "add --queue, or leave it out")
@@ -209,7 +208,7 @@ def maintain(
 @contextmanager
 def _lakes(folder: Path, profile: str | None, doing: str) -> Iterator[tuple[Context, Connection]]:
     """The opened project and a session of its control database."""
-    from tidegate.insight.tables import lakes
+    from tidegate.maintenance.tables import lakes
 
     with open_project(folder, profile) as opened, translated(doing):
         context = opened.context
@@ -225,8 +224,8 @@ def _lakes(folder: Path, profile: str | None, doing: str) -> Iterator[tuple[Cont
 
 def _find(context: Context, control: Connection, name: str, *, live: bool) -> TableView:
     """The table; the lakes are looked at first when it is not in the cache."""
-    from tidegate.insight.tables import find_by_name, table_status
-    from tidegate.runtime.refreshing import Refresher
+    from tidegate.maintenance.table_cache import Refresher
+    from tidegate.maintenance.tables import find_by_name, table_status
 
     try:
         found = find_by_name(context, control, name)
@@ -242,8 +241,154 @@ def _say_failures(context: Context, control: Connection) -> None:
     """On standard error, that a lake could not be looked at, where a table may well be."""
     import sys
 
-    from tidegate.insight.tables import list_tables
+    from tidegate.maintenance.tables import list_tables
 
     for one in list_tables(context, control, limit=1).catalogs:
         if one.error is not None:
             sys.stderr.write(f"{one.catalog}: {one.error}\n")
+
+
+COLOURS = {"good": "green", "warning": "yellow", "critical": "red", "unknown": "dim"}
+
+
+def coloured(word: str, text: str | None = None) -> Any:
+    """A state in its colour, on a terminal."""
+    from rich.text import Text
+
+    return Text(word if text is None else text, style=COLOURS.get(word, ""))
+
+
+def say(word: str, text: str) -> None:
+    """One line that begins with a state."""
+    if not sys.stdout.isatty():
+        print_line(f"{word}: {text}")
+        return
+    from rich.console import Console
+
+    Console(highlight=False, soft_wrap=True).print(coloured(word, f"{word}:"), text, markup=False)
+
+
+def print_listing(listing: TableListing, health: Sequence[TableHealth]) -> None:
+    """A table of tables, and what is stale below it."""
+    from tidegate.cli.output import print_table
+
+    rows = []
+    for one in health:
+        facts = one.table.facts
+        rows.append(
+            (
+                one.table.target,
+                coloured(one.word),
+                "" if facts is None else f"{facts.records:,}",
+                "" if facts is None else f"{facts.data.files:,}",
+                "" if facts is None else in_bytes(facts.data.bytes),
+                "" if facts is None else f"{facts.small.files:,}",
+                "" if facts is None else f"{facts.snapshots:,}",
+                _issues(one.health),
+            )
+        )
+    if rows:
+        print_table(
+            ("table", "health", "rows", "files", "size", "small", "snapshots", "not well"), rows
+        )
+    else:
+        print_line("no tables")
+    for one in health:
+        if one.table.is_stale and one.table.stale_reason not in _said(listing):
+            print_line(f"{one.table.target}: {_staleness(one.table)}")
+    for catalog in listing.catalogs:
+        if catalog.stale_reason is not None:
+            since = f" since {moment(catalog.stale_since)}" if catalog.stale_since else ""
+            print_line(f"{catalog.catalog}: stale{since}: {catalog.stale_reason}")
+
+
+def print_status(table: TableView) -> None:
+    """What a table is made of, a line for each fact."""
+    _print_head(table)
+    if table.facts is not None:
+        for name, value in _facts(table.facts):
+            print_line(f"  {name}: {value}")
+
+
+def print_health(found: Sequence[TableHealth]) -> None:
+    """What is not well, the tables one after the other."""
+    if not found:
+        print_line("no tables")
+    for one in found:
+        _print_stale(one.table)
+        if one.health is None:
+            say("unknown", f"{one.table.target} was not read yet")
+        elif one.health.is_good:
+            say("good", str(one.table.target))
+        for issue in () if one.health is None else one.health.issues:
+            helps = "" if issue.action is None else f"; {issue.action.value} helps"
+            say(issue.severity, f"{one.table.target}: {issue.message}{helps}")
+
+
+def print_recommendation(found: TableRecommendation) -> None:
+    """What should run and what not, each with its reason, and how to run it."""
+    _print_stale(found.table)
+    for one in found.recommendation.advices:
+        if not one.run:
+            reason = "" if one.reason == one.skip else f" ({one.reason})"
+            print_line(f"{one.action.value}: not now: {one.skip}{reason}")
+            continue
+        effect = found.predicted.get(one.action)
+        would = "" if effect is None else f"; would make {effect_text(effect)}"
+        print_line(f"{one.action.value}: run: {one.reason}{would}")
+    if found.recommendation.opted_out is not None:
+        print_line(found.recommendation.opted_out)
+    if found.order is not None:
+        print_line(f"do it with: tidegate table maintain {found.table.target}")
+
+
+def _facts(facts: TableFacts) -> list[tuple[str, str]]:
+    def amount(one: Any) -> str:
+        return f"{counted(one.files, 'file')}, {in_bytes(one.bytes)}"
+
+    small = f"{amount(facts.small)}; together they would be about {facts.small_after:,}"
+    return [
+        ("location", facts.location),
+        ("format", f"version {facts.format_version}"),
+        ("rows", f"{facts.records:,} in data files, deleted ones included"),
+        ("data", f"{amount(facts.data)} in {counted(facts.partitions, 'partition')}"),
+        ("small", small if facts.small.files else "none"),
+        ("target size", in_bytes(facts.target_file_bytes)),
+        (
+            "position deletes",
+            f"{amount(facts.position_deletes)}, {facts.position_deleted_rows:,} rows",
+        ),
+        (
+            "equality deletes",
+            f"{amount(facts.equality_deletes)}, {facts.equality_deleted_rows:,} rows",
+        ),
+        ("dangling deletes", f"{counted(facts.dangling_delete_files, 'file')}"),
+        ("manifests", f"{amount(facts.manifests)}, {facts.small_manifests:,} small"),
+        ("snapshots", f"{facts.snapshots:,}, the oldest of {moment(facts.oldest_snapshot_at)}"),
+        ("last written", moment(facts.snapshot_at) or "never"),
+        ("branches and tags", f"{facts.branches:,} and {facts.tags:,}"),
+    ]
+
+
+def _print_head(table: TableView) -> None:
+    how = "now" if table.live else f"as of {moment(table.as_of)}"
+    print_line(f"{table.target}, {how}")
+    _print_stale(table)
+
+
+def _print_stale(table: TableView) -> None:
+    if table.is_stale:
+        print_line(f"{table.target}: {_staleness(table)}")
+
+
+def _staleness(table: TableView) -> str:
+    since = f" since {moment(table.stale_since)}" if table.stale_since else ""
+    return f"stale{since}: {table.stale_reason}"
+
+
+def _said(listing: TableListing) -> set[str | None]:
+    return {one.stale_reason for one in listing.catalogs}
+
+
+def _issues(health: Health | None) -> str:
+    return "" if health is None else ", ".join(one.name for one in health.issues)

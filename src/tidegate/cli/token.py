@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidegate.cli.moments import moment
 from tidegate.cli.options import HERE, AsJson, Profile, ProjectFolder, open_project
-from tidegate.cli.output import print_json, print_line, print_table
-from tidegate.cli.translation import translated
-from tidegate.errors import UsageError
-from tidegate.model.access import Scope
+from tidegate.cli.output import moment, print_json, print_line, print_table, translated
+from tidegate.core.errors import UsageError
+from tidegate.core.identity import Scope
 
 if TYPE_CHECKING:
-    from tidegate.control.api_tokens import ApiToken
+    from tidegate.admin.tokens import ApiToken
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -44,9 +42,9 @@ def create(
 
     Example: tidegate token create nightly --scope submit --expires "30 days"
     """
-    from tidegate.control.access_audit import AccessAudit
-    from tidegate.control.api_tokens import ApiTokens
-    from tidegate.control.workers import user_name
+    from tidegate.admin.tokens import ApiTokens
+    from tidegate.jobs.access_audit import AccessAudit
+    from tidegate.jobs.worker_records import user_name
 
     seconds = None if expires == "never" else _seconds(expires)
     opened = open_project(project, profile)
@@ -78,8 +76,8 @@ def list_(project: ProjectFolder = HERE, profile: Profile = None, as_json: AsJso
 
     Example: tidegate token list
     """
-    from tidegate.control.api_tokens import ApiTokens
-    from tidegate.insight.control_session import control_session
+    from tidegate.admin.tokens import ApiTokens
+    from tidegate.jobs.context import control_session
 
     opened = open_project(project, profile)
     with translated("listing tokens"), control_session(opened.context) as control:
@@ -119,9 +117,9 @@ def revoke(
 
     Example: tidegate token revoke nightly
     """
-    from tidegate.control.access_audit import AccessAudit
-    from tidegate.control.api_tokens import ApiTokens
-    from tidegate.control.workers import user_name
+    from tidegate.admin.tokens import ApiTokens
+    from tidegate.jobs.access_audit import AccessAudit
+    from tidegate.jobs.worker_records import user_name
 
     opened = open_project(project, profile)
     context, actor = opened.context, f"{user_name()} (tidegate token revoke)"
@@ -159,9 +157,9 @@ def open_(
 
     Example: tidegate token open --yes
     """
-    from tidegate.control.access_audit import AccessAudit
-    from tidegate.control.api_tokens import ApiTokens
-    from tidegate.control.workers import user_name
+    from tidegate.admin.tokens import ApiTokens
+    from tidegate.jobs.access_audit import AccessAudit
+    from tidegate.jobs.worker_records import user_name
 
     if not yes:
         raise UsageError(
@@ -184,7 +182,7 @@ def open_(
 
 
 def _seconds(text: str) -> float:
-    from tidegate.settings.durations import parse_duration
+    from tidegate.core.units import parse_duration
 
     try:
         found = parse_duration(text)

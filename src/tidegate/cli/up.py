@@ -30,8 +30,8 @@ def up(
 
     Example: tidegate up --workers 2
     """
-    from tidegate.runtime.refreshing import Refresher
-    from tidegate.runtime.supervisor import Supervised, Supervisor
+    from tidegate.jobs.shutdown import Supervised, Supervisor
+    from tidegate.maintenance.table_cache import Refresher
 
     opened = open_project(project, profile)
     opened.context.control_id()

@@ -1,1 +1,1 @@
-"""What Tidegate keeps in a destination database: markers, watermarks, fences, staging."""
+"""What Tidegate keeps beside the rows: markers, watermarks, fences, staging."""

@@ -11,12 +11,11 @@ from uuid import UUID
 from psycopg import errors as pg
 from psycopg import sql
 
-from tidegate.errors import BusyError, ControlMismatch, FenceLost
+from tidegate.core.errors import BusyError, ControlMismatch, FenceLost
+from tidegate.core.relation import Relation
 from tidegate.ledger.ledger import Ledger
-from tidegate.model.relation import Relation
-from tidegate.postgres.commits import Connect, known_transaction
-from tidegate.postgres.connect import Connection
-from tidegate.postgres.identifiers import statement
+from tidegate.postgres.connection import Connect, Connection, known_transaction
+from tidegate.postgres.queries import statement
 
 # Who holds a fence does not idle: a stopped one must not block others.
 _IDLE_SECONDS = 30.0

@@ -1,20 +1,21 @@
-"""The ledger of one destination database: where it is, and how it comes into being."""
+"""Where the ledger is and how it is created."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from uuid import UUID
 
 from psycopg import errors as pg
 from psycopg import sql
 
-from tidegate.errors import DestinationError
-from tidegate.model.relation import Relation
-from tidegate.postgres.connect import Connection, first_line, own_path
-from tidegate.postgres.identifiers import qualified
-from tidegate.sql import script
-from tidegate.sql import statements as named
+from tidegate.core.errors import DestinationError
+from tidegate.core.identity import staging_prefix
+from tidegate.core.relation import Relation
+from tidegate.postgres.connection import Connection, first_line, own_path
+from tidegate.postgres.queries import qualified, script, statement
+from tidegate.postgres.queries import statements as named
 
 # What two creators at once, or a creator after another, may run into.
 _ALREADY_THERE = (pg.DuplicateTable, pg.DuplicateSchema, pg.DuplicateObject, pg.UniqueViolation)
@@ -137,7 +138,10 @@ class Ledger:
                 connection.execute(piece)
             except _ALREADY_THERE:
                 continue
-        for file, wanted in (("ledger/lake", self.lake), ("ledger/lake_catalog", self.catalog)):
+        for file, wanted in (
+            ("ledger/iceberg_schema", self.lake),
+            ("ledger/iceberg_catalog", self.catalog),
+        ):
             if not wanted:
                 continue
             # One creator at a time: IF NOT EXISTS does not keep two of them apart.
@@ -164,3 +168,52 @@ def _schema_exists(connection: Connection, schema: str) -> bool:
         "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = %s)", (schema,)
     ).fetchone()
     return bool(row and row[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """Finds and drops the staging tables of one ledger."""
+
+    ledger: Ledger
+
+    def tables(
+        self, connection: Connection, control_id: UUID, attempt_id: str | None = None
+    ) -> list[str]:
+        rows = connection.execute(
+            statement("ledger/staging", "list_staging"),
+            {"schema": self.ledger.schema, "prefix": staging_prefix(control_id, attempt_id)},
+        )
+        return [row[0] for row in rows]
+
+    def discard(self, connection: Connection, control_id: UUID, attempt_id: str) -> int:
+        """Drop what an attempt staged."""
+        return self._drop(connection, self.tables(connection, control_id, attempt_id))
+
+    def sweep(self, connection: Connection, control_id: UUID, live: Callable[[], set[str]]) -> int:
+        """Drop what attempts of this control plane left behind that are not live any more.
+
+        The tables are listed before the live attempts are: a table is made after its claim, so
+        one that was seen and whose attempt is not live then belongs to nobody.
+        """
+        tables = self.tables(connection, control_id)
+        prefixes = {staging_prefix(control_id, attempt_id) for attempt_id in live()}
+        length = len(staging_prefix(control_id, "0" * 16))
+        orphans = [table for table in tables if table[:length] not in prefixes]
+        return self._drop(connection, orphans)
+
+    def _drop(self, connection: Connection, tables: list[str]) -> int:
+        dropped = 0
+        for table in tables:
+            try:
+                with connection.transaction():
+                    connection.execute("SET LOCAL lock_timeout = '2s'")
+                    connection.execute(
+                        sql.SQL("DROP TABLE IF EXISTS {}").format(
+                            sql.Identifier(self.ledger.schema, table)
+                        )
+                    )
+                dropped += 1
+            except pg.LockNotAvailable:
+                # Somebody still writes it: a lost attempt that will notice. The next sweep has it.
+                continue
+        return dropped

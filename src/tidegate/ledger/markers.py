@@ -9,11 +9,11 @@ from typing import Any
 from psycopg import errors as pg
 from psycopg import sql
 
-from tidegate.errors import DestinationError
+from tidegate.core.errors import DestinationError
+from tidegate.core.relation import Relation
 from tidegate.ledger.ledger import Ledger
-from tidegate.model.relation import Relation
-from tidegate.postgres.connect import Connection
-from tidegate.postgres.identifiers import qualified, statement
+from tidegate.postgres.connection import Connection
+from tidegate.postgres.queries import qualified, statement
 
 
 @dataclass(frozen=True, slots=True)

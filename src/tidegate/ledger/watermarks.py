@@ -11,12 +11,11 @@ from psycopg import errors as pg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from tidegate.errors import DeclarationError, UsageError, WatermarkMoved
+from tidegate.core.errors import DeclarationError, UsageError, WatermarkMoved
+from tidegate.core.watermark import CursorType, LoadMark, Watermark
 from tidegate.ledger.ledger import Ledger
-from tidegate.model.cursor import CursorType
-from tidegate.model.watermark import LoadMark, Watermark
-from tidegate.postgres.connect import Connection, first_line
-from tidegate.postgres.identifiers import statement
+from tidegate.postgres.connection import Connection, first_line
+from tidegate.postgres.queries import statement
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,9 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import TransactionStatus
 
-from tidegate.postgres.connect import OWN_PATH, Connection, connect, own_timeouts
-from tidegate.postgres.conninfo import check
+from tidegate.config import Settings
+from tidegate.postgres.connection import OWN_PATH, Connection, check, connect, own_timeouts
 from tidegate.postgres.embedded import ROLE, EmbeddedServer
-from tidegate.settings import Settings
 
 CONTROL = "control"
 _limits: ContextVar[str] = ContextVar("limits", default="")

@@ -22,16 +22,19 @@ import psycopg
 from psycopg import errors, sql
 from psycopg.conninfo import make_conninfo
 
-from tidegate.errors import ConnectionFailed
-from tidegate.postgres.postmaster import (
+from tidegate.core.errors import ConnectionFailed
+from tidegate.postgres.server_process import (
+    ServerLog,
+    command_as,
     disown_stale_pid,
     find_postmaster,
     is_alive,
+    name_for,
+    programs_for,
     read_pid_file,
+    server_user,
     works_on,
 )
-from tidegate.postgres.server_log import ServerLog
-from tidegate.postgres.server_user import command_as, name_for, programs_for, server_user
 
 HOST = "127.0.0.1"
 USER = "postgres"

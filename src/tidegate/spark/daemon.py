@@ -20,8 +20,8 @@ _NEEDED = (
     "pyspark.worker",
     "pyspark.sql.pandas.serializers",
     "adbc_driver_postgresql.dbapi",
-    "tidegate.spark.copying",
-    "tidegate.spark.transforming",
+    "tidegate.spark.binary_copy",
+    "tidegate.spark.transform",
 )
 
 

@@ -1,8 +1,9 @@
-"""The Spark session of this process: made when first needed, then kept warm."""
+"""The Spark session: own or the user's, kept warm."""
 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import re
 import secrets
@@ -12,22 +13,100 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from tidegate.errors import TidegateError
-from tidegate.settings import SparkSettings
-from tidegate.spark.borrowing import borrow, forget_dead_jvm, is_stopped
+from tidegate.config import SparkSettings
+from tidegate.core.errors import TidegateError, UsageError
 from tidegate.spark.java import choose_java
-from tidegate.spark.logs import keep_off_the_terminal
-from tidegate.spark.shipping import UserCode, ship
 from tidegate.spark.tags import interrupt, work_tag
+from tidegate.spark.user_code import UserCode, ship
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def borrow(conf: Mapping[str, str]) -> SparkSession | None:
+    """A session of our own in the Spark that this process runs already, if it does.
+
+    It has settings of its own, so that those of the user's sessions stay as they are.
+    """
+    from pyspark.core.context import SparkContext
     from pyspark.sql import SparkSession
+
+    if SparkContext._active_spark_context is None:
+        return None
+    builder: Any = SparkSession.builder
+    session: SparkSession = builder.getOrCreate().newSession()
+    for key, value in conf.items():
+        if session.conf.isModifiable(key):
+            session.conf.set(key, value)
+    return session
+
+
+def is_stopped(session: Any) -> bool:
+    """Whether somebody has stopped it meanwhile, or its JVM is gone."""
+    from pyspark.sql import SparkSession
+
+    if not isinstance(session, SparkSession):
+        return bool(session.is_stopped)
+    return not _answers(session.sparkContext)
+
+
+def forget_dead_jvm() -> None:
+    """Let pyspark start a JVM again: it would go on asking for one that has died."""
+    from pyspark.core.context import SparkContext
+    from pyspark.sql import SparkSession
+
+    context = SparkContext._active_spark_context
+    if context is None or _answers(context):
+        return
+    with SparkContext._lock:
+        if SparkContext._gateway is not None:
+            with suppress(Exception):
+                SparkContext._gateway.shutdown()
+        SparkContext._active_spark_context = None
+        SparkContext._gateway = None
+        SparkContext._jvm = None
+        SparkSession._instantiatedSession = None
+
+
+def _answers(context: Any) -> bool:
+    """Whether its JVM is there and has not been told to stop."""
+    try:
+        return context._jsc is not None and not context._jsc.sc().isStopped()
+    except Exception:
+        return False
+
+
+# The first two print every failed expression on the terminal, with its stack; the others speak up
+# when a connection breaks.
+_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger", "py4j", "pyspark")
+_BYTES = 10_000_000
+_FILES = 3
+
+
+def keep_off_the_terminal(path: Path) -> None:
+    """Send the loggers of pyspark and py4j to a file of bounded size."""
+    from pyspark.logger import PySparkLogger
+
+    file = RotatingFileHandler(
+        path, maxBytes=_BYTES, backupCount=_FILES, encoding="utf-8", delay=True
+    )
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    for name in _LOGGERS:
+        # Made as pyspark makes it, or pyspark would make its own over it.
+        context = name.endswith("ContextLogger")
+        logger = PySparkLogger.getLogger(name) if context else logging.getLogger(name)
+        for handler in list(logger.handlers):
+            logger.removeHandler(handler)
+        logging.Logger.addHandler(logger, file)
+        logger.propagate = False
+
 
 _LOG4J = """\
 rootLogger.level = warn
@@ -307,3 +386,34 @@ def _stderr_to(path: Path) -> Iterator[None]:
         os.dup2(saved, 2)
         os.close(saved)
         os.close(target)
+
+
+def require_frame(value: object) -> DataFrame:
+    """The value, if it is a DataFrame of Spark, classic or Connect."""
+    from pyspark.sql import DataFrame
+
+    if isinstance(value, DataFrame):
+        return value
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if kind.startswith("pyspark.pandas."):
+        hint = "turn it into one with df.to_spark()"
+    elif kind.startswith(("pandas.", "polars.", "pyarrow.")):
+        hint = "turn it into one with spark.createDataFrame(…)"
+    else:
+        hint = "give the DataFrame itself, such as spark.table(…) or what df.select(…) returns"
+    raise UsageError(f"publish takes a Spark DataFrame, not {kind.removeprefix('builtins.')}", hint)
+
+
+def refuse_unreadable(frame: DataFrame) -> None:
+    """A stream never ends, so it has no single load; a stopped session computes nothing."""
+    if is_stopped(frame.sparkSession):
+        raise UsageError(
+            "the DataFrame belongs to a Spark session that was stopped",
+            "make it again in a session that runs",
+        )
+    if frame.isStreaming:
+        raise UsageError(
+            "publish takes a DataFrame that ends, not a stream",
+            "publish each of its micro-batches: writeStream.foreachBatch(…), with the batch's "
+            "number in update_id",
+        )

@@ -6,25 +6,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tidegate.errors import UsageError
-from tidegate.failpoints import POINTS
-from tidegate.model.column import Table
-from tidegate.model.sync import Sync
-from tidegate.pipeline.declaration import nearest, resolve_source
+from tidegate.config.sync import Sync
+from tidegate.core.errors import UsageError
+from tidegate.core.failpoints import POINTS
+from tidegate.core.relation import Table
+from tidegate.load.sources.resolve import nearest, resolve_source
 from tidegate.project import Project
-from tidegate.testing.lake_trial import LakeTrial
 from tidegate.testing.oracle import (
-    Content,
-    Difference,
+    ContentDifference,
+    LakeTrial,
+    TableContent,
     compare,
     expected_content,
     needs_clean_pass,
     rule_of,
     target_content,
 )
+from tidegate.testing.pipeline_process import lend_spark
 from tidegate.testing.sandbox import SandboxProject
-from tidegate.testing.trial import Bench, Trial, trace_points
-from tidegate.testing.warm import lend_spark
+from tidegate.testing.trial import Trial, TrialSetup, trace_points
 
 _ONE_BATCH = 10_000_000
 _BATCHES = 6
@@ -68,7 +68,7 @@ def assert_crash_safe(project: Project, name: str, points: Sequence[str] | None 
     table, key = _source_of(sandbox, sync)
     context = sandbox.context
     with lend_spark(context.spark, sandbox.settings, context.lake_conf) as environment:
-        bench = Bench(
+        bench = TrialSetup(
             databases=sandbox.databases,
             root=sandbox.settings.root,
             sync=sync,
@@ -83,7 +83,7 @@ def assert_crash_safe(project: Project, name: str, points: Sequence[str] | None 
 
 class _Crashes:
     def __init__(
-        self, project: SandboxProject, bench: Bench, table: Table, key: tuple[str, ...]
+        self, project: SandboxProject, bench: TrialSetup, table: Table, key: tuple[str, ...]
     ) -> None:
         self._project = project
         self._bench = bench
@@ -118,7 +118,9 @@ class _Crashes:
             raise AssertionError(f"{sync.name}: killed and run again, it leaves {', '.join(left)}")
         return kills
 
-    def _message(self, difference: Difference, expected: Content, points: Sequence[str]) -> str:
+    def _message(
+        self, difference: ContentDifference, expected: TableContent, points: Sequence[str]
+    ) -> str:
         sync = self._bench.sync
         if sync.transform is not None:
             with (
@@ -135,7 +137,7 @@ class _Crashes:
         kills = ", ".join(points)
         return f"{sync.name}: killed at {kills} and run again: {_named(difference, self._key)}"
 
-    def _expected(self, clean: Trial, source: str) -> Content:
+    def _expected(self, clean: Trial, source: str) -> TableContent:
         if needs_clean_pass(self._bench.sync):
             return clean.content(self._key)
         with self._bench.databases.connect(source) as connection:
@@ -149,7 +151,7 @@ class _Crashes:
         """
         from psycopg import errors, sql
 
-        from tidegate.postgres.identifiers import qualified
+        from tidegate.postgres.queries import qualified
 
         sync, databases = self._bench.sync, self._bench.databases
         name = self._project.database_names[sync.source.connection]
@@ -195,20 +197,22 @@ def _source_of(project: SandboxProject, sync: Sync) -> tuple[Table, tuple[str, .
     return source.table, tuple(source.key) if rule_of(sync).keyed else ()
 
 
-def _target(project: SandboxProject, sync: Sync, key: tuple[str, ...]) -> Content:
+def _target(project: SandboxProject, sync: Sync, key: tuple[str, ...]) -> TableContent:
     if project.context.is_lake(sync.target.connection):
         return LakeTrial(project.context, sync).content(key)
     with project.connect(sync.target.connection) as connection:
         return target_content(connection, sync.target.relation, key)
 
 
-def _require_same(before: Content, after: Content, key: tuple[str, ...], what: str) -> None:
+def _require_same(
+    before: TableContent, after: TableContent, key: tuple[str, ...], what: str
+) -> None:
     difference = compare(before, after)
     if difference:
         raise AssertionError(f"{what}: {_named(difference, key)}")
 
 
-def _named(difference: Difference, key: tuple[str, ...]) -> str:
+def _named(difference: ContentDifference, key: tuple[str, ...]) -> str:
     rows = [
         ", ".join(f"{name}={value}" for name, value in zip(key, values, strict=True))
         for values in dict.fromkeys(difference.keys)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from tidegate.errors import TidegateError
+from tidegate.core.errors import TidegateError
 
 
 def main() -> None:
@@ -47,10 +47,10 @@ _opened: Any = None
 
 def _run(opening: Mapping[str, Any], order: Mapping[str, Any]) -> dict[str, Any]:
     global _opened
+    from tidegate.jobs.claim import open_heartbeat
+    from tidegate.load.runner import Runner, RunOptions
     from tidegate.project import Project
-    from tidegate.runtime.claiming import open_heartbeat
-    from tidegate.runtime.runner import Runner, RunOptions
-    from tidegate.testing.warm import stop_predecessor
+    from tidegate.testing.pipeline_process import stop_predecessor
 
     if _opened is None:
         stop_predecessor()

@@ -6,10 +6,9 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 
-from tidegate.testing.oracle import Difference, Key, compare
-from tidegate.testing.report import Cause, Finding
-from tidegate.testing.trial import RunFailed
-from tidegate.testing.workshop import Workshop
+from tidegate.testing.oracle import ContentDifference, Key, compare
+from tidegate.testing.report import Cause, ProofFinding
+from tidegate.testing.trial import RunFailed, TrialRuns
 
 _TRIALS = 6
 _SECONDS = 240.0
@@ -36,7 +35,7 @@ _HINTS = {
 class Diagnosis:
     """Finds the cause by further trials, within a budget."""
 
-    def __init__(self, workshop: Workshop, seed: int, say: Callable[[str], None]) -> None:
+    def __init__(self, workshop: TrialRuns, seed: int, say: Callable[[str], None]) -> None:
         self._workshop = workshop
         self._pool = workshop.pool
         self._seed = seed
@@ -44,7 +43,7 @@ class Diagnosis:
         self._left = _TRIALS
         self._deadline: float | None = None
 
-    def check_key(self) -> Finding | None:
+    def check_key(self) -> ProofFinding | None:
         """Look at the sample itself: rows that share a key would collapse into one."""
         sync = self._workshop.bench.sync
         if self._workshop.transformed or sync.duplicates == "newest" or not self._workshop.key:
@@ -62,13 +61,13 @@ class Diagnosis:
         text += ", and only one of them would be in the target"
         return self._finding(Cause.WRONG_KEY, text, shared[:2], None)
 
-    def explain_left(self, left: Sequence[str]) -> Finding:
+    def explain_left(self, left: Sequence[str]) -> ProofFinding:
         """The rows are right, but something is there that no run will need."""
         shown = ", ".join(left[:_SHOWN_ROWS])
         more = f" and {len(left) - _SHOWN_ROWS} more" if len(left) > _SHOWN_ROWS else ""
         return self._finding(Cause.LEFT, f"after a run to the end there is {shown}{more}", [], None)
 
-    def explain_failure(self, error: RunFailed) -> Finding:
+    def explain_failure(self, error: RunFailed) -> ProofFinding:
         """A run failed by itself: on which rows?"""
         cause = Cause.WRONG_KEY if "is not unique" in error.message else Cause.FAILS
 
@@ -84,8 +83,8 @@ class Diagnosis:
         return self._finding(cause, error.message, places, None, hint)
 
     def explain(
-        self, difference: Difference, points: Sequence[str]
-    ) -> tuple[Finding | None, str | None]:
+        self, difference: ContentDifference, points: Sequence[str]
+    ) -> tuple[ProofFinding | None, str | None]:
         """The cause of a difference; or none, and a note, when it is as documented."""
         if self._workshop.transformed and not difference.only_extra:
             finding = self._check_determinism()
@@ -102,7 +101,7 @@ class Diagnosis:
             return self._explain_without_kill(plain), None
         return self._explain_kill(difference, points), None
 
-    def _check_determinism(self) -> Finding | None:
+    def _check_determinism(self) -> ProofFinding | None:
         self._say("a second clean pass, to compare with the first")
         found = compare(self._workshop.expected(), self._workshop.clean_pass())
         if not found:
@@ -122,7 +121,7 @@ class Diagnosis:
         text = f"two clean passes over the same rows {what}"
         return self._finding(Cause.NOT_DETERMINISTIC, text, places, None)
 
-    def _explain_without_kill(self, plain: Difference) -> Finding:
+    def _explain_without_kill(self, plain: ContentDifference) -> ProofFinding:
         def fails(places: Sequence[int]) -> bool:
             found = self._workshop.compare_replay([], places)
             return bool(found) and not found.only_extra
@@ -143,7 +142,7 @@ class Diagnosis:
         text = f"{plain} without any kill{self._first(plain)}"
         return self._finding(cause, text, smallest, None)
 
-    def _explain_kill(self, difference: Difference, points: Sequence[str]) -> Finding:
+    def _explain_kill(self, difference: ContentDifference, points: Sequence[str]) -> ProofFinding:
         guilty: list[str] = list(points)
         # Later points first: more was done by then.
         for point in reversed(points):
@@ -164,7 +163,7 @@ class Diagnosis:
         text = f"{difference} when {what}{self._first(difference)}"
         return self._finding(Cause.KILL, text, smallest, where)
 
-    def _first(self, difference: Difference) -> str:
+    def _first(self, difference: ContentDifference) -> str:
         first = difference.keys[0]
         shown = first in difference.different and difference.columns
         columns = f" (in {', '.join(difference.columns)})" if shown else ""
@@ -208,8 +207,8 @@ class Diagnosis:
         places: Sequence[int],
         point: str | None,
         hint: str | None = None,
-    ) -> Finding:
-        return Finding(
+    ) -> ProofFinding:
+        return ProofFinding(
             cause=cause,
             text=text,
             hint=hint or _HINTS[cause],

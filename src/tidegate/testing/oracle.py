@@ -1,28 +1,40 @@
-"""What the target must hold, by other means than the pipeline's, and how it differs."""
+"""What the target must hold, Postgres or Iceberg."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from psycopg import sql
 
-from tidegate.errors import DeclarationError
-from tidegate.model.column import Table
-from tidegate.model.cursor import NullPolicy
-from tidegate.model.relation import Relation
-from tidegate.model.sync import Sync
+from tidegate.config.sync import Sync
+from tidegate.core.errors import DeclarationError
+from tidegate.core.relation import Endpoint, Relation, Table
+from tidegate.core.watermark import NullPolicy
+from tidegate.iceberg.jars import lake_conf
+from tidegate.iceberg.metadata import file_io, lake_table, read_metadata
+from tidegate.iceberg.rows import SnapshotRows
+from tidegate.iceberg.staged_files import has_files
+from tidegate.iceberg.table import MAIN, IcebergTable
+from tidegate.ledger.iceberg import Intents, StagedFolders
+from tidegate.ledger.markers import Markers
+from tidegate.ledger.watermarks import Watermarks
+from tidegate.load.context import Context
 from tidegate.postgres.catalog import describe_table
-from tidegate.postgres.connect import Connection
-from tidegate.postgres.identifiers import qualified
+from tidegate.postgres.connection import Connection
+from tidegate.postgres.queries import qualified
+from tidegate.verify.iceberg_rows import copy_to_postgres, field_kinds
 
 Row = tuple[str | None, ...]
 Key = tuple[str | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class TableContent:
     """Rows as text, by key; without a key every row is its own."""
 
     columns: tuple[str, ...]
@@ -85,7 +97,9 @@ def needs_clean_pass(sync: Sync) -> bool:
     return sync.transform is not None or any(getattr(sync, name, ()) for name in own)
 
 
-def expected_content(source: Connection, sync: Sync, table: Table, key: Sequence[str]) -> Content:
+def expected_content(
+    source: Connection, sync: Sync, table: Table, key: Sequence[str]
+) -> TableContent:
     """What one clean pass gives without a transformation: the source's rows, by plain SQL."""
     rule = rule_of(sync)
     conditions: list[sql.Composable] = []
@@ -121,11 +135,11 @@ def declared_columns(sync: Sync, table: Table) -> tuple[str, ...]:
 
 def target_content(
     target: Connection, relation: Relation, key: Sequence[str], columns: Sequence[str] | None = None
-) -> Content:
+) -> TableContent:
     """What is in the target; a table that is not there holds nothing."""
     table = describe_table(target, relation)
     if table is None:
-        return Content(tuple(columns or ()), {})
+        return TableContent(tuple(columns or ()), {})
     names = tuple(columns) if columns is not None else table.column_names
     missing = [name for name in names if name not in table.column_names]
     if missing:
@@ -140,17 +154,17 @@ def _texts(names: Sequence[str]) -> sql.Composed:
     return sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(name)) for name in names)
 
 
-def make_content(names: Sequence[str], rows: Iterable[Row], key: Sequence[str]) -> Content:
+def make_content(names: Sequence[str], rows: Iterable[Row], key: Sequence[str]) -> TableContent:
     """Rows that were read as text, under their keys."""
     places = [names.index(name) for name in key] or range(len(names))
     found: dict[Key, Counter[Row]] = defaultdict(Counter)
     for row in rows:
         found[tuple(row[place] for place in places)][row] += 1
-    return Content(tuple(names), dict(found))
+    return TableContent(tuple(names), dict(found))
 
 
 @dataclass(slots=True)
-class Difference:
+class ContentDifference:
     """How a target differs from what was expected, counted in rows, with the keys concerned."""
 
     lost: list[Key] = field(default_factory=list)
@@ -176,9 +190,9 @@ class Difference:
         return text + (f", {len(self.extra)} that should not be there" if self.extra else "")
 
 
-def compare(expected: Content, found: Content) -> Difference:
+def compare(expected: TableContent, found: TableContent) -> ContentDifference:
     """Row by row as multisets under each key."""
-    result = Difference()
+    result = ContentDifference()
     for key in expected.rows.keys() | found.rows.keys():
         wanted, there = expected.rows.get(key, Counter()), found.rows.get(key, Counter())
         missing, surplus = wanted - there, there - wanted
@@ -204,3 +218,98 @@ def _number(value: str | None) -> float:
         return float(value or "")
     except ValueError:
         return 0.0
+
+
+def embedded_lake(folder: Path) -> dict[str, Any]:
+    """A lake of one's own in place of a declared one, whatever catalog that has."""
+    return {"type": "iceberg", "catalog": "embedded", "warehouse": folder.absolute().as_uri()}
+
+
+def trial_conf(context: Context) -> dict[str, str]:
+    """What Spark must start with for trials, whose lakes are embedded ones."""
+    settings = context.settings
+    has_lake = any(settings.is_lake(name) for name in settings.connections)
+    return lake_conf(settings.spark.conf, postgres=True) if has_lake else {}
+
+
+def read_lake(context: Context, target: Endpoint) -> list[dict[str, Any]]:
+    """The rows of a lake's table as Python values; a table that is not there has none."""
+    catalog = context.catalog(target.connection)
+    metadata = read_metadata(catalog, target.relation)
+    if metadata is None:
+        return []
+    rows = SnapshotRows(catalog, target.relation, metadata, metadata.current_snapshot_id)
+    names = [one.name for one in metadata.schema().fields]
+    return [row for _, batch in rows.batches(names) for row in batch.to_pylist()]
+
+
+@dataclass(frozen=True, slots=True)
+class LakeTrial:
+    """Looks at the target of a sync, without Spark."""
+
+    context: Context
+    sync: Sync
+
+    def content(self, key: Sequence[str], columns: Sequence[str] | None = None) -> TableContent:
+        """What main holds; its values are printed by Postgres, as the source's are."""
+        relation = self.sync.target.relation
+        catalog = self.context.catalog(self.sync.target.connection)
+        metadata = read_metadata(catalog, relation)
+        if metadata is None:
+            return TableContent(tuple(columns or ()), {})
+        table = lake_table(relation, metadata)
+        names = tuple(columns if columns is not None else (one.name for one in table.fields))
+        missing = [name for name in names if table.field(name) is None]
+        if missing:
+            raise DeclarationError(f"{relation} has no column {', '.join(missing)}", None)
+        rows = SnapshotRows(catalog, relation, metadata, table.main)
+        with (
+            self._session() as connection,
+            copy_to_postgres(connection, "tidegate_trial", field_kinds(table, names)) as found,
+        ):
+            found.fill(batch for _, batch in rows.batches(names))
+            texts = (sql.SQL("{}::text").format(sql.Identifier(name)) for name in names)
+            printed = connection.execute(
+                sql.SQL("SELECT {} FROM ({}) t").format(sql.SQL(", ").join(texts), found.rows)
+            ).fetchall()
+        return make_content(names, printed, key)
+
+    def leftovers(self) -> list[str]:
+        """What should not be there once a run has come to its end."""
+        relation = self.sync.target.relation
+        metadata = read_metadata(self.context.catalog(self.sync.target.connection), relation)
+        if metadata is None:
+            return []
+        table = lake_table(relation, metadata)
+        left = [f"branch {name}" for name in table.refs if name != MAIN]
+        with self._session() as connection:
+            return [*left, *self._unsettled(connection), *self._unrecorded(connection, table)]
+
+    def _unsettled(self, connection: Connection) -> Iterator[str]:
+        ledger = self.context.ledger(self.sync.target.connection)
+        name = str(self.sync.target.relation)
+        for intent in Intents(ledger).of_table(connection, name):
+            if not intent.abandoned:
+                yield f"the intent to publish {intent.update_id}"
+        catalog = self.context.catalog(self.sync.target.connection)
+        for one in StagedFolders(ledger).of_table(connection, name):
+            # A folder of the dead stays noted for a while, in case that they still write.
+            if not one.adopted and has_files(
+                file_io(catalog, one.location), one.location, one.folder
+            ):
+                yield f"staged files of attempt {one.attempt_id}"
+
+    def _unrecorded(self, connection: Connection, table: IcebergTable) -> Iterator[str]:
+        ledger = self.context.ledger(self.sync.target.connection)
+        loads = {one.update_id for one in table.ancestors() if one.update_id is not None}
+        watermark = Watermarks(ledger).get(connection, self.sync.pipeline, str(table.relation))
+        if watermark.update_id is not None:
+            loads.add(watermark.update_id)
+        for update_id in sorted(loads):
+            if not Markers(ledger).exists(connection, update_id, table.relation):
+                yield f"load {update_id} without a marker"
+
+    @contextmanager
+    def _session(self) -> Iterator[Connection]:
+        with self.context.databases.connect(self.sync.target.connection) as connection:
+            yield connection

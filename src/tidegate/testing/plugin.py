@@ -53,10 +53,9 @@ def tidegate_project(
     _tidegate_sparks: dict[Any, Any],
 ) -> Iterator[SandboxProject]:
     """Your project, copied, with every connection replaced by a fresh, empty one."""
-    from tidegate.settings import find_project
+    from tidegate.config import find_project
     from tidegate.spark.session import SparkSessions
-    from tidegate.testing.databases import FreshDatabases
-    from tidegate.testing.sandbox import SandboxProject
+    from tidegate.testing.sandbox import FreshDatabases, SandboxProject
 
     chosen = request.config.getini(INI)
     base = request.config.inipath.parent if request.config.inipath else request.config.rootpath

@@ -8,22 +8,20 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Protocol
 
-from tidegate.errors import UsageError
-from tidegate.failpoints import POINTS
-from tidegate.model.sync import Sync
-from tidegate.pipeline.declaration import nearest
+from tidegate.config.sync import Sync
+from tidegate.core.errors import UsageError
+from tidegate.core.failpoints import POINTS
+from tidegate.load.sources.resolve import nearest
 from tidegate.project import Project
-from tidegate.testing.databases import FreshDatabases
 from tidegate.testing.diagnosis import Diagnosis
-from tidegate.testing.lake_trial import trial_conf
-from tidegate.testing.oracle import Difference
-from tidegate.testing.pool import fill_pool
+from tidegate.testing.oracle import ContentDifference, trial_conf
+from tidegate.testing.pipeline_process import start_warm_spark
 from tidegate.testing.replay import MAX_ROWS
 from tidegate.testing.report import Kill, Proof
-from tidegate.testing.sample import Wanted
-from tidegate.testing.trial import Bench, RunFailed, spread
-from tidegate.testing.warm import start_warm_spark
-from tidegate.testing.workshop import Workshop
+from tidegate.testing.sample import SampleSize
+from tidegate.testing.sandbox import FreshDatabases
+from tidegate.testing.source_copy import fill_pool
+from tidegate.testing.trial import RunFailed, TrialRuns, TrialSetup, spread
 
 NO_POINT = "none"
 
@@ -64,7 +62,7 @@ def prove_sync(
     try:
         databases = FreshDatabases(server, keep=options.keep)
         try:
-            bench = Bench(
+            bench = TrialSetup(
                 databases=databases,
                 root=project.settings.root,
                 sync=sync,
@@ -95,7 +93,7 @@ def _check(sync: Sync, options: ProofOptions) -> None:
 
 class _Proving:
     def __init__(
-        self, project: Project, bench: Bench, options: ProofOptions, watcher: Watcher
+        self, project: Project, bench: TrialSetup, options: ProofOptions, watcher: Watcher
     ) -> None:
         self._project = project
         self._bench = bench
@@ -113,10 +111,10 @@ class _Proving:
             self._project.context,
             self._bench.sync,
             self._bench.databases,
-            Wanted(options.rows, options.seed, options.keys),
+            SampleSize(options.rows, options.seed, options.keys),
         )
         proof.rows, proof.notes = pool.rows, [*pool.notes, *self._lake_notes()]
-        workshop = Workshop(self._bench, pool)
+        workshop = TrialRuns(self._bench, pool)
         diagnosis = Diagnosis(workshop, options.seed, self._watcher.advance)
         try:
             self._try(workshop, diagnosis)
@@ -125,7 +123,7 @@ class _Proving:
             proof.seconds = time.monotonic() - started
         return proof
 
-    def _try(self, workshop: Workshop, diagnosis: Diagnosis) -> None:
+    def _try(self, workshop: TrialRuns, diagnosis: Diagnosis) -> None:
         proof = self._proof
         proof.finding = diagnosis.check_key()
         if proof.finding is not None:
@@ -167,8 +165,8 @@ class _Proving:
         return [point for point in passed if not wanted or point in wanted]
 
     def _replay(
-        self, workshop: Workshop, points: Sequence[str]
-    ) -> tuple[Difference | RunFailed, list[str]]:
+        self, workshop: TrialRuns, points: Sequence[str]
+    ) -> tuple[ContentDifference | RunFailed, list[str]]:
         """How the rows differ in the end, and what lies around them."""
         proof = self._proof
         with workshop.replaying() as replay:

@@ -11,10 +11,10 @@ from typing import Any
 
 from psycopg import sql
 
-from tidegate.model.column import Table
-from tidegate.model.cursor import CursorType
-from tidegate.postgres.connect import Connection
-from tidegate.postgres.identifiers import column_list, qualified
+from tidegate.core.relation import Table
+from tidegate.core.watermark import CursorType
+from tidegate.postgres.connection import Connection
+from tidegate.postgres.queries import column_list, qualified
 from tidegate.testing.sample import SAMPLE, column_value, values
 
 STEPS = 4

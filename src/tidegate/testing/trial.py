@@ -1,29 +1,41 @@
-"""A trial: one source, a fresh target and control plane, and runs of the real pipeline on them."""
+"""The real pipeline on fresh databases, over and over."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tidegate.errors import TidegateError
-from tidegate.failpoints import POINTS
-from tidegate.model.sync import Sync
-from tidegate.pipeline.context import Context
-from tidegate.settings import load_settings
-from tidegate.testing.databases import FreshDatabases
-from tidegate.testing.lake_trial import LakeTrial, embedded_lake
-from tidegate.testing.oracle import Content, target_content
-from tidegate.testing.process import Ended, Opening, PipelineProcess
+from tidegate.config import load_settings
+from tidegate.config.sync import Sync
+from tidegate.core.errors import TidegateError
+from tidegate.core.failpoints import POINTS
+from tidegate.load.context import Context
+from tidegate.postgres.connection import Connection
+from tidegate.testing.oracle import (
+    ContentDifference,
+    LakeTrial,
+    TableContent,
+    compare,
+    embedded_lake,
+    expected_content,
+    needs_clean_pass,
+    rule_of,
+    target_content,
+)
+from tidegate.testing.pipeline_process import Ended, Opening, PipelineProcess
+from tidegate.testing.sandbox import FreshDatabases
+from tidegate.testing.source_copy import SourceCopy
 
 # More kills in a row than a real job would be given.
 _MAX_ATTEMPTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class TrialSetup:
     """The sync on trial, and where its project and our databases are."""
 
     databases: FreshDatabases
@@ -49,7 +61,7 @@ class RunFailed(TidegateError):
 class Trial:
     """The real pipeline between a source and databases that nobody else uses."""
 
-    def __init__(self, bench: Bench, source: str, batch_rows: int) -> None:
+    def __init__(self, bench: TrialSetup, source: str, batch_rows: int) -> None:
         self._bench = bench
         self._batch_rows = batch_rows
         databases, sync = bench.databases, bench.sync
@@ -121,7 +133,7 @@ class Trial:
             _must_work(ended)
         return killed
 
-    def content(self, key: Sequence[str], columns: Sequence[str] | None = None) -> Content:
+    def content(self, key: Sequence[str], columns: Sequence[str] | None = None) -> TableContent:
         if self._bench.is_lake:
             return self._look().content(key, columns)
         with self._bench.databases.connect(self.target) as connection:
@@ -192,3 +204,141 @@ def spread(points: Sequence[str], rounds: int, seed: int) -> list[list[str]]:
     for number, point in enumerate(points):
         plan[(number + seed) % rounds].append(point)
     return [sorted(some, key=POINTS.index) for some in plan]
+
+
+# Enough for one clean pass to be one batch.
+_ONE_BATCH = 10_000_000
+_BATCHES_PER_STEP = 3
+
+
+class TrialRuns:
+    """Makes trials and counts the runs that they take."""
+
+    def __init__(self, bench: TrialSetup, pool: SourceCopy) -> None:
+        self.bench = bench
+        self.pool = pool
+        self.runs = 0
+        self._expected: TableContent | None = None
+
+    @property
+    def transformed(self) -> bool:
+        return self.bench.sync.transform is not None
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.pool.key if rule_of(self.bench.sync).keyed else ()
+
+    def first_pass(self) -> tuple[str, ...]:
+        """One clean pass over everything: the oracle, and the points that a run passes."""
+        with self._final_source() as (trial, source):
+            self.runs += 1
+            passed = trace_points(trial, self.bench.logs / "prove.trace")
+            self._expected = self._judge(trial, source)
+        return passed
+
+    def clean_pass(self, places: Sequence[int] | None = None) -> TableContent:
+        """What one clean pass leaves in the target, run anew."""
+        with self._final_source(places) as (trial, _):
+            self.runs += 1
+            trial.run()
+            return trial.content(self.key)
+
+    def expected(self, places: Sequence[int] | None = None) -> TableContent:
+        """What the target must hold in the end."""
+        if places is None:
+            assert self._expected is not None
+            return self._expected
+        if needs_clean_pass(self.bench.sync):
+            return self.clean_pass(places)
+        with self._final_source(places) as (trial, source):
+            return self._judge(trial, source)
+
+    def compare_replay(
+        self, points: Sequence[str], places: Sequence[int] | None
+    ) -> ContentDifference:
+        """Replay with these kills, or with none, and compare."""
+        expected = self.expected(places)
+        with self.replaying(places) as replay:
+            for number, chosen in enumerate(spread(points, len(replay.steps), 0)):
+                replay.step(number)
+                for point in chosen:
+                    replay.kill(point)
+                replay.run()
+            return replay.difference(expected)
+
+    def collapsed(self) -> int:
+        """How many rows a key that is not unique would swallow."""
+        with self._final_source() as (_, source):
+            content = expected_content(source, self.bench.sync, self.pool.table, self.pool.key)
+        return content.total - len(content.rows)
+
+    @contextmanager
+    def replaying(self, places: Sequence[int] | None = None) -> Iterator[Replay]:
+        databases = self.bench.databases
+        name = self.pool.make_source(places)
+        rows = self.pool.rows if places is None else len(places)
+        with databases.connect(name) as source:
+            steps = self.pool.step_numbers(source)
+            batch_rows = max(1, rows // (len(steps) * _BATCHES_PER_STEP))
+            with Trial(self.bench, name, batch_rows) as trial:
+                yield Replay(self, trial, source, steps)
+        databases.drop(name)
+
+    @contextmanager
+    def _final_source(
+        self, places: Sequence[int] | None = None
+    ) -> Iterator[tuple[Trial, Connection]]:
+        databases = self.bench.databases
+        name = self.pool.make_source(places)
+        with databases.connect(name) as source:
+            self.pool.apply_all(source)
+            with Trial(self.bench, name, _ONE_BATCH) as trial:
+                yield trial, source
+        databases.drop(name)
+
+    def _judge(self, trial: Trial, source: Connection) -> TableContent:
+        """The oracle: a clean pass of the transformation, or plain SQL where there is none."""
+        if needs_clean_pass(self.bench.sync):
+            return trial.content(self.key)
+        return expected_content(source, self.bench.sync, self.pool.table, self.key)
+
+
+@dataclass(slots=True)
+class Replay:
+    """One replay of the history: step, kill, run, compare."""
+
+    workshop: TrialRuns
+    trial: Trial
+    source: Connection
+    steps: list[int]
+
+    def step(self, number: int) -> None:
+        self.workshop.pool.apply(self.source, self.steps[number])
+
+    def kill(self, point: str) -> bool:
+        """A run that dies at the point; False when it came to its end without passing it."""
+        self.workshop.runs += 1
+        return self.trial.kill(point)
+
+    def run(self) -> None:
+        self.workshop.runs += 1
+        self.trial.run()
+
+    def difference(self, expected: TableContent | None = None) -> ContentDifference:
+        """The target in the end against the oracle."""
+        wanted = expected if expected is not None else self.workshop.expected()
+        return compare(wanted, self.trial.content(self.workshop.key, wanted.columns))
+
+    def leftovers(self) -> list[str]:
+        """What is left of killed runs after one that came to its end."""
+        return self.trial.leftovers()
+
+    def difference_so_far(self) -> ContentDifference:
+        """The target now against the source now; only SQL can tell that halfway."""
+        workshop = self.workshop
+        if needs_clean_pass(workshop.bench.sync):
+            return ContentDifference()
+        expected = expected_content(
+            self.source, workshop.bench.sync, workshop.pool.table, workshop.key
+        )
+        return compare(expected, self.trial.content(workshop.key, expected.columns))

@@ -1,0 +1,1 @@
+"""What operators look at and manage: projects, health, watermarks, markers, removal."""

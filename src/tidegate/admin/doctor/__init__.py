@@ -1,0 +1,1 @@
+"""`tidegate doctor`: what could go wrong here, before it does."""

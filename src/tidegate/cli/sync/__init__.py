@@ -1,0 +1,1 @@
+"""Commands about syncs: run, plan, verify and the rest."""

@@ -1,1 +1,0 @@
-"""What Tidegate keeps in the control database: jobs, attempts, locks, workers."""

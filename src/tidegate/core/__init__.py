@@ -1,0 +1,1 @@
+"""Values and rules that need no input or output."""

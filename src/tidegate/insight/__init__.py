@@ -1,1 +1,0 @@
-"""What the command line reads and manages, one file per noun."""

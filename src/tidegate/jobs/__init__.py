@@ -1,0 +1,1 @@
+"""Jobs: queue, attempts, workers, schedules, history, notices."""

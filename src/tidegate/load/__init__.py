@@ -1,0 +1,1 @@
+"""A load: from a source, staged, checked and published into a target."""

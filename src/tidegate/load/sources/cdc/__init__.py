@@ -1,0 +1,1 @@
+"""Changes from the log: `changes = "cdc"`."""

@@ -1,0 +1,1 @@
+"""Iceberg tables: facts, health, recommendation and maintenance."""

@@ -1,1 +1,0 @@
-"""Use cases: a load, a sync, its plan, its verification."""

@@ -1,1 +1,0 @@
-"""Processes and threads that drive the use cases."""

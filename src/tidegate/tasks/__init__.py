@@ -1,0 +1,1 @@
+"""Tasks: parameters, requirements, graphs, and Luigi."""

@@ -1,0 +1,1 @@
+"""Is the target right: compare, repair, backfill, explain a row."""
