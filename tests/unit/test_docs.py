@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,11 @@ PAGES = sorted(
         ROOT / "README.md",
         ROOT / "CHANGELOG.md",
         ROOT / "CONTRIBUTING.md",
-        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "examples").glob("*/README.md"),
     ]
 )
-COMMANDS_PAGE = ROOT / "docs" / "commands.md"
+COMMANDS_PAGE = ROOT / "docs" / "reference" / "commands.md"
 COMMON = "Common options"
 
 
@@ -148,13 +150,40 @@ def test_every_link_leads_to_a_file_and_a_heading_that_exist(page: Path) -> None
             assert heading in slugs, link
 
 
-def test_the_readme_leads_to_every_page_of_the_documentation() -> None:
-    readme = (ROOT / "README.md").read_text()
-    for page in (ROOT / "docs").glob("*.md"):
-        assert f"(docs/{page.name})" in readme
+def test_the_overview_and_the_sites_menu_lead_to_every_page() -> None:
+    docs = ROOT / "docs"
+    pages = {str(page.relative_to(docs)) for page in docs.rglob("*.md")} - {"index.md"}
+    folders = {"start", "guides", "reference", "concepts"}
+    assert {page.partition("/")[0] for page in pages} == folders
+    overview = re.findall(r"\]\((\w+/[\w-]+\.md)\)", (docs / "index.md").read_text())
+    menu = re.findall(r"^      - (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.M)
+    assert set(overview) == set(menu) == pages
+    assert len(menu) == len(pages)
+
+
+def test_the_readme_has_five_links_into_the_documentation() -> None:
+    links = re.findall(r"^- \[[^]]+\]\((\S+)\)", (ROOT / "README.md").read_text(), flags=re.M)
+    assert len(links) == 5
+
+
+def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "search" / "search_index.json").exists()
+    loaded = re.compile(r"<(?:script|img|iframe)[^>]* src=\"?(?:https?:)?//|<link[^>]*https?://")
+    for page in tmp_path.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert not loaded.search(text), page
+        assert "```" not in text, page
+    for style in tmp_path.rglob("*.css"):
+        assert not re.search(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", style.read_text()), style
 
 
 def test_the_table_of_guarantees_is_the_rule_that_plan_goes_by() -> None:
-    text = sections_of(ROOT / "docs" / "watermarks.md")["What is exact, and what is bounded"]
+    page = ROOT / "docs" / "concepts" / "watermarks.md"
+    text = sections_of(page)["What is exact, and what is bounded"]
     _, _, table = text.partition("| what must hold | otherwise | instead |\n|---|---|---|\n")
     assert table.partition("\n\n")[0].splitlines() == documented()
