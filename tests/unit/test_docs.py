@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import typer.main
 
 from tidegate.cli.main import app
+from tidegate.jobs.job import JobState, JobStatus
 from tidegate.load.sources.exactness import documented
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +29,7 @@ PAGES = sorted(
     ]
 )
 COMMANDS_PAGE = ROOT / "docs" / "reference" / "commands.md"
+ARCHITECTURE = ROOT / "docs" / "concepts" / "architecture.md"
 COMMON = "Common options"
 
 
@@ -187,3 +190,38 @@ def test_the_table_of_guarantees_is_the_rule_that_plan_goes_by() -> None:
     text = sections_of(page)["What is exact, and what is bounded"]
     _, _, table = text.partition("| what must hold | otherwise | instead |\n|---|---|---|\n")
     assert table.partition("\n\n")[0].splitlines() == documented()
+
+
+def test_the_rooms_are_drawn_in_the_order_in_which_they_may_import() -> None:
+    layers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    drawn = re.findall(r"^│ ([\w |]+?) +│", sections_of(ARCHITECTURE)["The rooms"], flags=re.M)
+    assert drawn == layers["contracts"][0]["layers"]
+    rooms = {room for line in drawn for room in line.split(" | ")}
+    package = ROOT / "src" / "tidegate"
+    assert rooms >= {entry.parent.name for entry in package.glob("*/__init__.py")}
+
+
+def test_the_life_of_a_job_is_drawn_with_every_status_that_it_can_have() -> None:
+    drawing = sections_of(ARCHITECTURE)["A job's life"]
+    lasting = set(re.findall(r"│ (\w+) │", drawing))
+    ends = set(re.findall(r"▶ \[(\w+)\]", drawing))
+    assert ends == {status.value for status in JobStatus if status.is_terminal}
+    assert lasting == {status.value for status in JobStatus if not status.is_terminal} | {
+        "cancelling"
+    }
+
+
+def test_every_state_that_a_job_is_shown_in_is_explained() -> None:
+    text = sections_of(ROOT / "docs" / "guides" / "jobs.md")["What each state means"]
+    rows = re.findall(r"^\| ([\w, ]+) \| (\w+) \|", text, flags=re.M)
+    assert dict(rows[1:]).keys() == {state.value for state in JobState}
+    assert {status for _, status in rows[1:]} == {status.value for status in JobStatus}
+
+
+def test_architecture_is_short_and_names_files_that_exist() -> None:
+    text = ARCHITECTURE.read_text()
+    assert len(text.splitlines()) <= 250
+    package = ROOT / "src" / "tidegate"
+    rooms = {entry.parent.name for entry in package.glob("*/__init__.py")}
+    for path in re.findall(r"`(\w+/[\w/]+(?:\.py)?)`", text):
+        assert path.partition("/")[0] not in rooms or (package / path).exists(), path
