@@ -225,3 +225,13 @@ def test_architecture_is_short_and_names_files_that_exist() -> None:
     rooms = {entry.parent.name for entry in package.glob("*/__init__.py")}
     for path in re.findall(r"`(\w+/[\w/]+(?:\.py)?)`", text):
         assert path.partition("/")[0] not in rooms or (package / path).exists(), path
+
+
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_pages_use_everyday_words(page: Path) -> None:
+    unusual = r"\b(?:lest|whoever|foretell|foretold|thereof|told)\b"
+    assert re.findall(unusual, page.read_text(), flags=re.I) == []
