@@ -181,6 +181,8 @@ def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(
         text = page.read_text(encoding="utf-8")
         assert not loaded.search(text), page
         assert "```" not in text, page
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert not re.search(r"^ +```", page.read_text(), flags=re.M), f"{page}: a block in a list"
     for style in tmp_path.rglob("*.css"):
         assert not re.search(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", style.read_text()), style
 
