@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test chaos bench clean
+.PHONY: help setup demo check test docs chaos bench clean
 
 # Java found outside PATH is noted by the set-up; Spark reads JAVA_HOME.
 java = [ -n "$$JAVA_HOME" ] || [ ! -s .venv/java-home ] || export JAVA_HOME="$$(cat .venv/java-home)";
@@ -18,6 +18,10 @@ check: setup ## Formatting, rules, types, the direction of imports, and the test
 
 test: setup ## Set up, check and run the tests
 	@$(java) .venv/bin/python tests/suite.py test
+
+docs: setup ## Build the documentation as a site in build/docs
+	@.venv/bin/mkdocs build --strict --quiet
+	@echo "build/docs/index.html; to search it too: .venv/bin/mkdocs serve"
 
 chaos: setup ## The long reliability runs; PART, MINUTES and SEED are optional
 	@$(java) .venv/bin/python tests/chaos.py $(if $(PART),--part $(PART)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))

@@ -37,7 +37,7 @@ REST = "rest"
 """the part of every file that no other part names"""
 FOLDERS = ("acceptance", "integration")
 COLUMNS = ("part", "tests", "passed", "failed", "left", *KINDS, "minutes", "commit", "date")
-PAGE = "docs/tried.md"
+PAGE = "docs/concepts/tried.md"
 INTERRUPTED = 130
 BEGIN, END = "<!-- tried: begin -->", "<!-- tried: end -->"
 

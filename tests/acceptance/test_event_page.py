@@ -1,4 +1,4 @@
-"""docs/events.md, typed in from top to bottom: one event goes through the three phases."""
+"""docs/guides/events.md, typed in from top to bottom: one event goes through the three phases."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_a_killed_worker_leaves_a_task_done_with_its_marker_and_those_behind_it_
         assert waits == NAMES[len(done) + 1 :], point
     queue.burst()
     assert {status for status, _ in states(queue).values()} == {"done"}
-    # Killed before its end was written, it was done again, as docs/tasks.md says.
+    # Killed before its end was written, it was done again, as docs/guides/tasks.md says.
     assert sorted(calls(queue)) == sorted(NAMES + ["first"] * len(before_its_end))
     queue.assert_ended_once()
 

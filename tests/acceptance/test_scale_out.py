@@ -193,7 +193,7 @@ def test_what_the_workers_or_the_source_lack_is_said_in_one_line(
             ended = scene.command("run", name)
         assert ended.code == 1, ended
         assert message in ended.err, ended
-        assert "docs/cluster.md" in ended.err, ended
+        assert "docs/guides/cluster.md" in ended.err, ended
         assert len(ended.err.splitlines()) <= 3, ended
     source = (scene.folder / "pipelines.py").read_text().replace('"seq", ', '"nosuch", ')
     (scene.folder / "pipelines.py").write_text(source)

@@ -1,4 +1,4 @@
-"""What docs/events.md shows, block by block."""
+"""What docs/guides/events.md shows, block by block."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-PAGE = (Path(__file__).parents[2] / "docs" / "events.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "events.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:

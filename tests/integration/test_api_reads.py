@@ -28,7 +28,7 @@ from tidegate.jobs.job import VACUUM
 from tidegate.spark.session import SparkSessions
 
 GROUP = {"name": "all", "source": "shop:public.c*", "target": "warehouse:raw.{table}"}
-PAGE = Path(__file__).parents[2] / "docs" / "service.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "service.md"
 MAINTENANCE = "/tables/raw/orders/maintenance"
 REWRITE = {
     "actions": ["rewrite_data_files"],

@@ -1,4 +1,4 @@
-"""The roles of docs/grants.md are enough, and the page says so in scripts that are run here."""
+"""The roles of docs/reference/grants.md are enough: its scripts are run here."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from integration.without_spark import open_without_spark
 from tidegate.core.errors import TidegateError
 from tidegate.project import Project
 
-PAGE = Path(__file__).parents[2] / "docs" / "grants.md"
-SCRIPTS = dict(re.findall(r"```sql (\w+)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "grants.md"
+SCRIPTS = dict(
+    re.findall(r"```sql\n-- (\w+)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+)
 CHANGES = {"source": "shop:public.orders", "target": "warehouse:raw.orders", "changes": "cdc"}
 
 

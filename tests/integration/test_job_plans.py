@@ -275,7 +275,7 @@ def test_an_empty_queue_that_was_just_filled_is_claimed_from_by_its_index(store:
 
 # The query that KEDA polls
 
-PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "kubernetes.md"
 
 # How a queue row came to be, the moments it carries, and how many pods it asks for.
 SOON, LATE = "now() + interval '3 minutes'", "now() - interval '1 minute'"

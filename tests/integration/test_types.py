@@ -110,7 +110,8 @@ def test_a_type_the_destination_does_not_have_arrives_as_text(make_project: Make
     assert place.target.execute(text.format("raw.t")) == place.source.execute(text.format("t"))
 
 
-# The table of docs/transform.md: what is not here is a string, and the same type in the target.
+# The table of docs/guides/transform.md. A type that is not here is a string, and in the target
+# the same type.
 DIRECT = {
     "boolean": "boolean",
     "smallint": "smallint",

@@ -174,8 +174,8 @@ def test_the_table_replaces_the_one_on_the_page(tmp_path: Path) -> None:
     }
     (tmp_path / ".chaos").mkdir()
     (tmp_path / ".chaos" / "lake.json").write_text(json.dumps(state))
-    page = tmp_path / "docs" / "tried.md"
-    page.parent.mkdir()
+    page = tmp_path / "docs" / "concepts" / "tried.md"
+    page.parent.mkdir(parents=True)
     page.write_text(f"# Before\n{chaos.BEGIN}\nold\n{chaos.END}\nAfter\n")
     chaos.write_page(page, chaos.table(chaos.summary(tmp_path / ".chaos")))
     before, _, rest = page.read_text().partition(f"{chaos.BEGIN}\n")

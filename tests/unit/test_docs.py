@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import pytest
 import typer.main
 
 from tidegate.cli.main import app
+from tidegate.jobs.job import JobState, JobStatus
 from tidegate.load.sources.exactness import documented
 
 ROOT = Path(__file__).parents[2]
@@ -20,11 +24,12 @@ PAGES = sorted(
         ROOT / "README.md",
         ROOT / "CHANGELOG.md",
         ROOT / "CONTRIBUTING.md",
-        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "examples").glob("*/README.md"),
     ]
 )
-COMMANDS_PAGE = ROOT / "docs" / "commands.md"
+COMMANDS_PAGE = ROOT / "docs" / "reference" / "commands.md"
+ARCHITECTURE = ROOT / "docs" / "concepts" / "architecture.md"
 COMMON = "Common options"
 
 
@@ -148,13 +153,87 @@ def test_every_link_leads_to_a_file_and_a_heading_that_exist(page: Path) -> None
             assert heading in slugs, link
 
 
-def test_the_readme_leads_to_every_page_of_the_documentation() -> None:
-    readme = (ROOT / "README.md").read_text()
-    for page in (ROOT / "docs").glob("*.md"):
-        assert f"(docs/{page.name})" in readme
+def test_the_overview_and_the_sites_menu_lead_to_every_page() -> None:
+    docs = ROOT / "docs"
+    pages = {str(page.relative_to(docs)) for page in docs.rglob("*.md")} - {"index.md"}
+    folders = {"start", "guides", "reference", "concepts"}
+    assert {page.partition("/")[0] for page in pages} == folders
+    overview = re.findall(r"\]\((\w+/[\w-]+\.md)\)", (docs / "index.md").read_text())
+    menu = re.findall(r"^      - (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.M)
+    assert set(overview) == set(menu) == pages
+    assert len(menu) == len(pages)
+
+
+def test_the_readme_has_five_links_into_the_documentation() -> None:
+    links = re.findall(r"^- \[[^]]+\]\((\S+)\)", (ROOT / "README.md").read_text(), flags=re.M)
+    assert len(links) == 5
+
+
+def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "search" / "search_index.json").exists()
+    loaded = re.compile(r"<(?:script|img|iframe)[^>]* src=\"?(?:https?:)?//|<link[^>]*https?://")
+    for page in tmp_path.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert not loaded.search(text), page
+        assert "```" not in text, page
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert not re.search(r"^ +```", page.read_text(), flags=re.M), f"{page}: a block in a list"
+    for style in tmp_path.rglob("*.css"):
+        assert not re.search(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", style.read_text()), style
 
 
 def test_the_table_of_guarantees_is_the_rule_that_plan_goes_by() -> None:
-    text = sections_of(ROOT / "docs" / "watermarks.md")["What is exact, and what is bounded"]
+    page = ROOT / "docs" / "concepts" / "watermarks.md"
+    text = sections_of(page)["What is exact, and what is bounded"]
     _, _, table = text.partition("| what must hold | otherwise | instead |\n|---|---|---|\n")
     assert table.partition("\n\n")[0].splitlines() == documented()
+
+
+def test_the_rooms_are_drawn_in_the_order_in_which_they_may_import() -> None:
+    layers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    drawn = re.findall(r"^│ ([\w |]+?) +│", sections_of(ARCHITECTURE)["The rooms"], flags=re.M)
+    assert drawn == layers["contracts"][0]["layers"]
+    rooms = {room for line in drawn for room in line.split(" | ")}
+    package = ROOT / "src" / "tidegate"
+    assert rooms >= {entry.parent.name for entry in package.glob("*/__init__.py")}
+
+
+def test_the_life_of_a_job_is_drawn_with_every_status_that_it_can_have() -> None:
+    drawing = sections_of(ARCHITECTURE)["A job's life"]
+    lasting = set(re.findall(r"│ (\w+) │", drawing))
+    ends = set(re.findall(r"▶ \[(\w+)\]", drawing))
+    assert ends == {status.value for status in JobStatus if status.is_terminal}
+    assert lasting == {status.value for status in JobStatus if not status.is_terminal} | {
+        "cancelling"
+    }
+
+
+def test_every_state_that_a_job_is_shown_in_is_explained() -> None:
+    text = sections_of(ROOT / "docs" / "guides" / "jobs.md")["What each state means"]
+    rows = re.findall(r"^\| ([\w, ]+) \| (\w+) \|", text, flags=re.M)
+    assert dict(rows[1:]).keys() == {state.value for state in JobState}
+    assert {status for _, status in rows[1:]} == {status.value for status in JobStatus}
+
+
+def test_architecture_is_short_and_names_files_that_exist() -> None:
+    text = ARCHITECTURE.read_text()
+    assert len(text.splitlines()) <= 250
+    package = ROOT / "src" / "tidegate"
+    rooms = {entry.parent.name for entry in package.glob("*/__init__.py")}
+    for path in re.findall(r"`(\w+/[\w/]+(?:\.py)?)`", text):
+        assert path.partition("/")[0] not in rooms or (package / path).exists(), path
+
+
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_pages_use_everyday_words(page: Path) -> None:
+    unusual = r"\b(?:lest|whoever|foretell|foretold|thereof|told)\b"
+    assert re.findall(unusual, page.read_text(), flags=re.I) == []

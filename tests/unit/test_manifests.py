@@ -25,7 +25,7 @@ from tidegate.cli.main import app
 from tidegate.config.settings import load_settings
 from tidegate.version import __version__
 
-PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "kubernetes.md"
 NAMES = ("trigger-authentication", "worker", "sweeper", "scheduler")
 ALWAYS_ON = ("sweeper", "scheduler")
 

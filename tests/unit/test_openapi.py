@@ -115,7 +115,7 @@ def test_every_body_that_is_taken_has_an_example() -> None:
 
 @pytest.mark.parametrize("name", PROBLEM_KINDS)
 def test_every_problem_is_documented_under_its_type(name: str) -> None:
-    page = (ROOT / "docs" / "service.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "service.md").read_text(encoding="utf-8")
     found = re.search(rf"^\*\*`/problems/{name}`\*\* \((\d+)\)\. (.+?)\n\n", page, re.M | re.S)
     assert found is not None, name
     assert int(found.group(1)) == PROBLEM_KINDS[name].status
@@ -123,6 +123,6 @@ def test_every_problem_is_documented_under_its_type(name: str) -> None:
 
 
 def test_every_route_is_on_the_page() -> None:
-    page = (ROOT / "docs" / "service.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "service.md").read_text(encoding="utf-8")
     for name in NAMES:
         assert f"`{name}`" in page, name

@@ -21,7 +21,7 @@ from tidegate.core.errors import SettingsError
 BASE = '[project]\nname = "shop"\n'
 ORDERS = '[sync.orders]\nsource = "a:b"\ntarget = "c:d"\n'
 SECRET = "Hunter2Zebra"
-DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
 
 
 def fail(

@@ -11,7 +11,7 @@ from tidegate.core.errors import SettingsError
 from tidegate.events.model import EventModel, FieldType
 from tidegate.events.model_file import query_problem, read_event_model
 
-DOCS = Path(__file__).parents[2] / "docs" / "event-model.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "event-model.md"
 GOOD = """
 [facts]
 table = "w.facts"

@@ -270,7 +270,7 @@ class DemoScreen:
     def without_lake(self) -> None:
         self.say(
             "Iceberg could not be fetched, so there is no lake here. With a network, or with its "
-            'files in [spark.conf] "spark.jars", docs/lake.md shows how.'
+            'files in [spark.conf] "spark.jars", docs/guides/lake.md shows how.'
         )
 
     def tables(self, pairs: Sequence[Pair], verdicts: Sequence[str]) -> None:

@@ -196,13 +196,13 @@ def read_event_model(path: Path) -> EventModel:
         model = _model(written, path.parent)
     except _Wrong as error:
         raise SettingsError(
-            f"{path.name}: {error}", "docs/event-model.md shows a whole model"
+            f"{path.name}: {error}", "docs/reference/event-model.md shows a whole model"
         ) from None
     problems = list(model_problems(model))
     if problems:
         raise SettingsError(
             "\n".join(f"{path.name}: {one}" for one in problems),
-            "docs/event-model.md shows a model",
+            "docs/reference/event-model.md shows a model",
         )
     return model
 

@@ -197,7 +197,7 @@ def tell_restored(connection: Connection, fence: Fence, *, seen: int, lifted_to:
         lifted_to=lifted_to,
         meaning="this control database is older than the table: it was restored from a backup",
         done="tokens were lifted; no attempt from before can publish; nothing is loaded twice",
-        see="docs/operate.md, A restored control database",
+        see="docs/guides/operate.md, A restored control database",
     )
 
 

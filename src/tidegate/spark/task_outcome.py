@@ -179,7 +179,7 @@ _MISSING = re.compile(r"^\s*(?:ModuleNotFoundError|ImportError): No module named
 _PYTHON = re.compile(r"Python in worker has different version: (\S+?) than that in driver: (\S+?),")
 _NO_PYTHON = re.compile(r'Cannot run program "([^"]+)"')
 _OTHER_CODE = re.compile(r"Can't get attribute '\w+' on <module '(tidegate[\w.]*)'")
-_SEE = "docs/cluster.md lists what they need"
+_SEE = "docs/guides/cluster.md lists what they need"
 
 
 def lacking(error: BaseException) -> TidegateError | None:

@@ -95,7 +95,7 @@ class Diagnosis:
         if plain.only_extra and plain.extra == difference.extra and difference.only_extra:
             return None, (
                 f"{len(plain.extra)} rows stay in the target as they were: the transformation "
-                "drops their newest version, and a merge removes nothing (docs/transform.md)"
+                "drops their newest version, and a merge removes nothing (docs/guides/transform.md)"
             )
         if plain and not plain.only_extra:
             return self._explain_without_kill(plain), None

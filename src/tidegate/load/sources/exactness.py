@@ -1,6 +1,6 @@
 """What must hold for `exact`: one row for each thing that may fail, and what is promised then.
 
-`plan`, every run and the table in docs/watermarks.md go by RULES.
+`plan`, every run and the table in docs/concepts/watermarks.md go by RULES.
 """
 
 from __future__ import annotations
@@ -430,7 +430,7 @@ def judge(facts: Facts) -> tuple[Guarantee, str]:
 
 
 def documented() -> list[str]:
-    """The rules as lines of the table in docs/watermarks.md."""
+    """The rules as lines of the table in docs/concepts/watermarks.md."""
     return [
         f"| {rule.holds} | *{rule.guarantee}*: {rule.lost.format(late='`settle` late')} "
         f"| {rule.instead.format(clock='now()')} |"

@@ -183,7 +183,7 @@ def slot_remark(
     if state.retained_bytes >= settings.warn_retained:
         return SlotRemark(
             f"{what}: more than warn_retained ({in_bytes(settings.warn_retained)})",
-            f"run it: tidegate run {name}; see docs/cdc.md",
+            f"run it: tidegate run {name}; see docs/guides/cdc.md",
             severe=False,
         )
     return None
