@@ -276,7 +276,7 @@ def test_a_load_that_is_in_and_not_recorded_counts_as_loaded(
     unrecorded.run()
     unrecorded.source("INSERT INTO orders VALUES (11, 1, NULL, '2026-02-01')")
     with monkeypatch.context() as broken:
-        broken.setattr("tidegate.load.targets.iceberg.publish.LakePublishing._record", die)
+        broken.setattr("tidegate.load.targets.iceberg.publish.IcebergPublish._record", die)
         with pytest.raises(KeyboardInterrupt):
             unrecorded.run()
     found = unrecorded.verify()
