@@ -204,7 +204,9 @@ def test_killed_between_two_chunks_the_view_is_whole_and_the_next_one_finishes(
     # A chunk is found by the indexes alone.
     found = find_versions(project.context, project.sync("orders"))
     assert not isinstance(found, str)
-    statement = superseded.statements.superseded_statement(found.raw, found.shape, 0, 500, delete=True)
+    statement = superseded.statements.superseded_statement(
+        found.raw, found.shape, 0, 500, delete=True
+    )
     with place.target.connect() as session:
         text = statement.as_string(session)
         plan = "\n".join(row[0] for row in session.execute(f"EXPLAIN {text}"))  # type: ignore[arg-type]
