@@ -9,18 +9,21 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Protocol
 
+import psycopg
 import pytest
 from _pytest.terminal import TerminalReporter
+from psycopg import sql
 
 import chaos_seeds  # noqa: F401 - no process of a test sees TIDEGATE_SEED
 import java_archive
 from databases import Databases
-from tidegate.postgres.embedded import EmbeddedServer
+from tidegate.postgres.embedded import USER, EmbeddedServer
 from warm_python import WarmPython
 
 # A test server need not outlive a power failure. It must outlive its own crash, so commits stay
-# synchronous: without that, a killed server forgets what it had confirmed.
-FAST = {"fsync": "off", "full_page_writes": "off"}
+# synchronous: without that, a killed server forgets what it had confirmed. Its passwords need not
+# outlive a guess either: hashing one for each of many thousand sessions takes minutes.
+FAST = {"fsync": "off", "full_page_writes": "off", "scram_iterations": "1"}
 _SLOWEST = 10
 
 # Luigi has no release for a newer Python yet.
@@ -85,6 +88,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]
     """A running server for this test process, gone with its data at the end."""
     embedded = EmbeddedServer(tmp_path_factory.mktemp("server") / "postgres", FAST)
     embedded.start()
+    with psycopg.connect(embedded.conninfo()) as connection:
+        connection.execute(
+            sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(USER), embedded.password())
+        )
     yield embedded
     embedded.stop("immediate")
     shutil.rmtree(embedded.directory)

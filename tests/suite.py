@@ -38,6 +38,8 @@ def main() -> int:
     what = sys.argv[1]
     # Started in the background it would be ignored, here and by every command that is tested.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Each of the many Pythons that tests start would else compile all of the source again.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     began = time.monotonic()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     failed: list[str] = []

@@ -27,8 +27,7 @@ if __name__ == "__main__":
     sys.path.insert(1, str(Path(__file__).parents[1]))
 
 from forked import Forked
-from integration.conftest import Database, Place
-from integration.without_spark import open_without_spark, without_spark
+from integration.conftest import Database, Place, open_without_spark, without_spark
 from tidegate.core.errors import TidegateError
 from tidegate.project import Project
 from tidegate.verify.report import Verdict

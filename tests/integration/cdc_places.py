@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from integration.conftest import Database, MakePlace, Place
-from integration.without_spark import Make, open_without_spark
+from integration.conftest import Database, Make, MakePlace, Place, open_without_spark
 from tidegate.admin.status import read_status
 from tidegate.core.errors import ChangesLost
 from tidegate.load.planner import plan_project

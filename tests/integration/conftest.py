@@ -12,8 +12,9 @@ import pytest
 from psycopg import sql
 
 from conftest import MakeDatabase
+from databases import Databases
 from few_rows import FEW_ROWS
-from in_process import InProcess
+from in_process import InProcess, NoSpark
 from projects import toml
 from tidegate.config import SparkSettings
 from tidegate.iceberg.jars import lake_conf
@@ -154,7 +155,7 @@ def make_place(make_database: MakeDatabase, tmp_path: Path) -> MakePlace:
     return MakePlace(make_database, tmp_path)
 
 
-MakeProject = Callable[..., tuple[Project, Place]]
+MakeProject = Make = Callable[..., tuple[Project, Place]]
 
 
 @pytest.fixture
@@ -166,6 +167,46 @@ def make_project(make_place: MakePlace, warm_spark: SparkSessions) -> MakeProjec
         return place.open(warm_spark), place
 
     return make
+
+
+@pytest.fixture(scope="module")
+def places(
+    kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[MakePlace]:
+    """A maker of projects whose databases live as long as the module's tests."""
+    with kept_databases.lend() as lent:
+        yield MakePlace(lent, tmp_path_factory.mktemp("places"))
+
+
+def without_spark(project: Project) -> Project:
+    """The project with its batches staged in this process."""
+    settings = project.settings
+    project.context.spark = NoSpark(settings.spark, settings.state_directory)
+    project.context.stager = InProcess(lambda: project.context.spark)
+    return project
+
+
+def open_without_spark(place: Place) -> Project:
+    return without_spark(place.open())
+
+
+@pytest.fixture
+def make(make_place: MakePlace) -> Make:
+    """A maker of opened projects that load without Spark."""
+
+    def made(*syncs: Mapping[str, Any], **options: Any) -> tuple[Project, Place]:
+        place = make_place(*syncs, **options)
+        return open_without_spark(place), place
+
+    return made
+
+
+def add_checks(place: Place, reject_limit: str = "100%", **checks: str) -> None:
+    """Declare checks for the sync of a project, which must be opened again after this."""
+    lines = [f'reject_limit = "{reject_limit}"', "[sync.orders.checks]"]
+    lines += [f'{name} = "{condition}"' for name, condition in checks.items()]
+    file = place.folder / "tidegate.toml"
+    file.write_text(file.read_text().rstrip() + "\n" + "\n".join(lines) + "\n")
 
 
 @pytest.fixture

@@ -270,15 +270,6 @@ def store(opened: Store) -> Store:
     return opened
 
 
-@pytest.fixture(scope="module")
-def places(
-    kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[MakePlace]:
-    """A maker of projects that all tests of a module share."""
-    with shared_places(kept_databases, tmp_path_factory.mktemp("places")) as made:
-        yield made
-
-
 def shared(opening: Callable[[MakePlace], AbstractContextManager[Store]]) -> tuple[Any, Any]:
     """Two fixtures: `opened` for a whole module, and what a test gets of it, without a job."""
 

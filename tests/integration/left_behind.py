@@ -1,4 +1,4 @@
-"""What a sync leaves behind in a ledger, made without running it, and counted; a table held."""
+"""A sync's target as loads of ours, or somebody else, have left it; and a table that is held."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from integration.conftest import Place
+from integration.conftest import MakePlace, Place
+from integration.orders import ORDERS
 from tidegate.core.identity import new_attempt_id, resource_name
 from tidegate.core.relation import Endpoint
 from tidegate.core.watermark import CursorType
@@ -20,12 +21,6 @@ from tidegate.ledger.markers import Markers
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.load.inspection import Observations
 from tidegate.postgres.catalog import database_identity
-
-ORDERS = {
-    "source": "shop:public.orders",
-    "target": "warehouse:raw.orders",
-    "cursor": "updated_at",
-}
 
 
 def loaded(place: Place, name: str = "orders", target: str = "warehouse:raw.orders") -> None:
@@ -111,3 +106,39 @@ def held(place: Place, *, alive: bool = True, name: str = "orders") -> Iterator[
 
 ALL = {"watermarks": 1, "moves": 2, "markers": 2, "fences": 1, "observations": 1}
 NOTHING = dict.fromkeys(ALL, 0)
+# Rows 1 to 10 are a minute apart; the last three share a stamp.
+STAMP = "'2026-01-01'::timestamptz + least(n, 8) * interval '1 minute'"
+NINTH = "2026-01-01 00:07:00+00"
+HIGHEST = "2026-01-01 00:08:00+00"
+
+
+def fill(place: Place, loaded: str = "n <= 9", unique: bool = True) -> None:
+    """Ten orders in the source; those that `loaded` names are in the target."""
+    columns = "id bigint, total numeric(10,2), updated_at timestamptz NOT NULL DEFAULT now()"
+    rows = f"SELECT n, n, {STAMP} FROM generate_series(1, 10) n"
+    place.source.execute(
+        f"CREATE TABLE orders ({columns}, PRIMARY KEY (id))",
+        "CREATE INDEX ON orders (updated_at)",
+        f"INSERT INTO orders {rows}",
+    )
+    place.target.execute(
+        "CREATE SCHEMA raw",
+        f"CREATE TABLE raw.orders ({columns}{', PRIMARY KEY (id)' if unique else ''})",
+        f"INSERT INTO raw.orders {rows} WHERE {loaded}",
+    )
+
+
+def filled_place(make_place: MakePlace, loaded: str = "n <= 9", **options: object) -> Place:
+    sync = {**ORDERS, **{key: value for key, value in options.items() if key != "unique"}}
+    place = make_place(sync, databases=3)
+    fill(place, loaded, unique=bool(options.get("unique", True)))
+    return place
+
+
+def state(place: Place) -> list[tuple[object, ...]]:
+    """What the ledger says of the sync; nothing where there is no ledger."""
+    if not place.target.value("SELECT to_regclass('tidegate.etl_state') IS NOT NULL"):
+        return []
+    return place.target.execute(
+        "SELECT high_watermark, version, rows_synced, update_id FROM tidegate.etl_state"
+    )

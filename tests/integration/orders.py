@@ -7,12 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-import pytest
 from psycopg import sql
 
-from databases import Databases
-from integration.conftest import MakePlace
-from integration.shared_places import shared_places
 from tidegate.load.plan import ProjectPlan, SyncPlan
 from tidegate.load.planner import plan_project
 from tidegate.project import Project
@@ -27,15 +23,6 @@ FILL = (
     "INSERT INTO orders SELECT n, n, '2026-01-01'::timestamptz + n * interval '1 minute'"
     " FROM generate_series(1, 10) n"
 )
-
-
-@pytest.fixture(scope="module")
-def places(
-    kept_databases: Databases, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[MakePlace]:
-    """A maker of projects whose databases live as long as the module's tests."""
-    with shared_places(kept_databases, tmp_path_factory.mktemp("places")) as make:
-        yield make
 
 
 def contents(*databases: Any) -> list[Any]:

@@ -15,6 +15,11 @@ from tidegate.project import Project
 from tidegate.service.server import Server, address, listen
 
 
+def plain_client(url: str, **options: Any) -> httpx.Client:
+    """A client without TLS: it does not read the certificates of the machine, which takes long."""
+    return httpx.Client(base_url=url, timeout=30, verify=False, **options)
+
+
 @contextmanager
 def serving(project: Project) -> Iterator[httpx.Client]:
     """A client of the service, which ends with the block."""
@@ -27,7 +32,7 @@ def serving(project: Project) -> Iterator[httpx.Client]:
     try:
         # No limits: beyond them the pool closes connections that it has just given to a thread.
         unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        with httpx.Client(base_url=address(listening), timeout=30, limits=unlimited) as client:
+        with plain_client(address(listening), limits=unlimited) as client:
             yield client
     finally:
         server.should_exit = True

@@ -9,11 +9,10 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from acceptance.proxy import Cut, Proxy, is_commit
-from integration.conftest import MakePlace, Place
-from integration.filled import filled_place
+from integration.conftest import MakePlace, Place, open_without_spark
+from integration.left_behind import filled_place
 from integration.orders import CREATE, FILL
 from integration.queued import run_here
-from integration.without_spark import open_without_spark
 from tidegate.core.errors import CommitUnknown, ConnectionFailed, LoadError
 from tidegate.postgres import connection
 from tidegate.postgres.embedded import EmbeddedServer

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Iterator
 from datetime import datetime
 
 import httpx
 import pytest
 
+from acceptance.processes import until
 from integration.commands import DONE, USAGE
 from integration.conftest import MakePlace, Place
 from integration.here import tidegate
@@ -71,10 +71,7 @@ def client(project: Project) -> Iterator[httpx.Client]:
 
 def wait_for(client: httpx.Client, status: int, headers: dict[str, str] | None = None) -> None:
     """Reading is decided by what was known a second ago."""
-    deadline = time.monotonic() + 3
-    while client.get("/jobs", headers=headers).status_code != status:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: client.get("/jobs", headers=headers).status_code == status, f"{status}", 3)
 
 
 def test_without_tokens_this_machine_may_everything_and_nobody_else_anything(
@@ -150,13 +147,13 @@ def test_each_scope_allows_what_it_says_and_a_refusal_is_in_the_audit(
             if one.status_code == 403:
                 assert problem(one, 403, "forbidden")["needed"] in list(Scope)
     expected = ("token read (HTTP)", "PUT /drain", "403 forbidden")
+
+    def audited() -> list[tuple[str, ...]]:
+        lines = client.get("/audit", headers=token).json()["lines"]
+        return [(one["actor"], one["action"], one["outcome"]) for one in lines]
+
     # It is written when the answer is on its way.
-    deadline = time.monotonic() + 10
-    while expected not in [
-        (one["actor"], one["action"], one["outcome"])
-        for one in client.get("/audit", headers=token).json()["lines"]
-    ]:
-        assert time.monotonic() < deadline
+    until(lambda: expected in audited(), "a line of the audit", 10)
 
 
 def test_a_token_that_expired_or_was_revoked_opens_nothing_and_still_closes_the_door(

@@ -19,7 +19,7 @@ import pytest
 from databases import Databases
 from integration.conftest import MakePlace, Place
 from integration.raw_events import event_place, run_phases
-from integration.served import make_token, problem, serving
+from integration.served import make_token, plain_client, problem, serving
 from integration.shared_places import shared_places
 from integration.test_api_process import served, wait_until_blocked
 from tidegate.core.identity import Scope
@@ -388,24 +388,25 @@ def test_a_service_that_is_killed_while_clients_send_loses_and_doubles_nothing(
     address = [""]
 
     def send() -> None:
-        while True:
-            with lock:
-                if not waiting:
+        with plain_client(address[0]) as client:
+            while True:
+                with lock:
+                    if not waiting:
+                        return
+                    number, batch = waiting.pop(0)
+                sent = batch if number % 2 else batch[::-1]
+                try:
+                    answer = client.post("/events", json=sent)
+                except httpx.TransportError:
+                    with lock:
+                        waiting.append((number, batch))
                     return
-                number, batch = waiting.pop(0)
-            sent = batch if number % 2 else batch[::-1]
-            try:
-                answer = httpx.post(address[0] + "/events", json=sent, timeout=30)
                 assert answer.status_code == 202, answer.text
                 assert answer.json()["differing"] == []
                 with lock:
                     answered.add(number)
                     if len(answered) > len(batches) // 4:
                         begun.set()
-            except httpx.TransportError:
-                with lock:
-                    waiting.append((number, batch))
-                return
 
     for killed in (True, False):
         with served(place.folder) as (process, said), ThreadPoolExecutor(4) as pool:

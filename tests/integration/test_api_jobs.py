@@ -8,12 +8,9 @@ import httpx
 import pytest
 
 from integration.conftest import MakePlace
-from integration.job_store import places
 from integration.scheduling import Clockwork, open_clockwork
 from integration.served import problem, serving
 from tidegate.jobs.job import JobStatus
-
-__all__ = ["places"]
 
 
 @pytest.fixture(scope="module")

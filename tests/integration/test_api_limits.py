@@ -18,6 +18,7 @@ import httpx
 import psutil
 import pytest
 
+from acceptance.processes import until
 from databases import Databases
 from integration.conftest import Place
 from integration.raw_events import event_place
@@ -330,8 +331,7 @@ def test_one_lock_does_not_stop_the_service(attacked: Attacked) -> None:
         began = time.monotonic()
         asked = [threads.submit(client.get, "/jobs", headers=attacked.admin) for _ in range(18)]
         waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-        while attacked.place.control.value(waiting) < 10:
-            assert time.monotonic() - began < PATIENCE_SECONDS
+        until(lambda: attacked.place.control.value(waiting) >= 10, "ten", PATIENCE_SECONDS)
         assert client.get("/healthz").status_code == 200
         assert client.get("/readyz").status_code == 200
         for one in asked:

@@ -18,12 +18,13 @@ import httpx
 import psycopg
 import pytest
 
+from acceptance.processes import until
 from forked import Forked
 from integration.cached_lakes import ORDERS, cared_place, refresh, small_files
 from integration.commands import BUSY, DONE, USAGE
 from integration.conftest import MakePlace
 from integration.here import tidegate
-from integration.served import problem, serving
+from integration.served import plain_client, problem, serving
 from tidegate.postgres.embedded import EmbeddedServer
 
 
@@ -68,16 +69,9 @@ def sweeper_age(client: httpx.Client) -> float:
 
 
 def wait_until_blocked(conninfo: str) -> None:
-    text = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-    deadline = time.monotonic() + 10
+    text = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
     with psycopg.connect(conninfo, autocommit=True) as connection:
-        while True:
-            row = connection.execute(text).fetchone()
-            assert row is not None
-            if row[0]:
-                return
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: connection.execute(text).fetchone() is not None, "a session that waits", 10)
 
 
 def address_of(url: str) -> tuple[str, int]:
@@ -90,7 +84,7 @@ def test_it_says_where_it_listens_and_leaves_even_while_a_request_waits_for_the_
     make_place: MakePlace,
 ) -> None:
     place = make_place()
-    with served(place.folder) as (process, said), httpx.Client(base_url=said["address"]) as client:
+    with served(place.folder) as (process, said), plain_client(said["address"]) as client:
         assert said["tokens_needed"] is False
         assert client.get("/healthz").json() == {"status": "ok"}
         assert client.get("/jobs").json()["jobs"] == []
@@ -115,7 +109,7 @@ def test_with_a_token_another_address_is_bound(make_place: MakePlace) -> None:
     with served(place.folder, "--host", "0.0.0.0") as (process, said):
         assert said["tokens_needed"] is True
         port = address_of(said["address"])[1]
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        with plain_client(f"http://127.0.0.1:{port}") as client:
             problem(client.get("/jobs"), 401, "unauthorized")
             headers = {"Authorization": f"Bearer {text}", "Host": "tidegate.example"}
             assert client.get("/jobs", headers=headers).status_code == 200

@@ -18,11 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from integration.cached_lakes import ORDERS as TABLE
 from integration.cached_lakes import cared_place, small_files
-from integration.conftest import MakePlace
+from integration.conftest import MakePlace, open_without_spark
 from integration.orders import ORDERS
 from integration.recorded import Bench, open_bench
 from integration.served import problem, serving
-from integration.without_spark import open_without_spark
 from tidegate.jobs.attempt import LiveAttempt
 from tidegate.jobs.job import VACUUM
 from tidegate.spark.session import SparkSessions

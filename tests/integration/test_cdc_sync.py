@@ -19,9 +19,8 @@ from integration.cdc_places import (
     rows,
     slot_of,
 )
-from integration.conftest import MakePlace, MakeProject
+from integration.conftest import Make, MakePlace, MakeProject, open_without_spark
 from integration.filled_lakes import lake_place, open_table
-from integration.without_spark import Make, open_without_spark
 from tidegate.core.batch import BatchKind
 from tidegate.core.errors import DeclarationError, LoadError, SourceError
 from tidegate.core.watermark import lsn_value

@@ -10,12 +10,10 @@ import psycopg
 import pytest
 
 from integration.commands import BUSY, DONE, FAILED, USAGE, Done
-from integration.conftest import MakePlace, Place
-from integration.filled import HIGHEST, NINTH, ORDERS, fill, filled_place, state
+from integration.conftest import MakePlace, Place, open_without_spark
 from integration.here import tidegate
-from integration.left_behind import held
-from integration.orders import contents
-from integration.without_spark import open_without_spark
+from integration.left_behind import HIGHEST, NINTH, fill, filled_place, held, state
+from integration.orders import ORDERS, contents
 from tidegate.admin.adopt import examine_table, record_adoption
 from tidegate.admin.adopted_table import StartingPoint
 from tidegate.core.errors import FenceLost, UsageError

@@ -10,7 +10,8 @@ import pytest
 from integration.commands import BUSY, DONE, FAILED, USAGE, Done
 from integration.conftest import MakePlace, Place
 from integration.here import answer_tidegate, tidegate
-from integration.left_behind import ALL, NOTHING, ORDERS, held, loaded, recorded
+from integration.left_behind import ALL, NOTHING, held, loaded, recorded
+from integration.orders import ORDERS
 from tidegate.core.errors import FenceLost
 from tidegate.core.identity import new_attempt_id, new_write_id, staging_table
 from tidegate.jobs.job import JobRequest

@@ -9,12 +9,10 @@ from uuid import uuid4
 import pytest
 
 from integration.commands import BUSY, DONE, FAILED, USAGE, Done
-from integration.conftest import Database, MakePlace, Place
-from integration.filled import fill
+from integration.conftest import Database, MakePlace, Place, open_without_spark
 from integration.here import answer_tidegate, tidegate
-from integration.left_behind import ALL, ORDERS, held, loaded, recorded
-from integration.orders import contents
-from integration.without_spark import open_without_spark
+from integration.left_behind import ALL, fill, held, loaded, recorded
+from integration.orders import ORDERS, contents
 from tidegate.core.identity import new_attempt_id, new_write_id, staging_table
 
 

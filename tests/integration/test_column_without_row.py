@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 
 from integration.cdc_places import orders_sync
+from integration.conftest import Make
 from integration.orders import CREATE, FILL, ORDERS
-from integration.without_spark import Make, make
 from tidegate.core.errors import DestinationError
 from tidegate.verify.report import Verdict
-
-__all__ = ["make"]
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,17 @@ from uuid import UUID
 
 import pytest
 
-from integration.conftest import Database
+from integration.conftest import Database, Make
 from integration.destination_harness import load
 from integration.drifted import BEFORE, EVOLVE, FREEZE, Target, columns, loaded
 from integration.orders import CREATE, ORDERS
 from integration.postgres_harness import PostgresHarness
 from integration.postgres_harness import shared as database
-from integration.without_spark import Make, make
 from tidegate.config.sync import Mode, RowCheck, Rules
 from tidegate.core import failpoints
 from tidegate.core.errors import DriftRefused, FenceLost
 
-__all__ = ["database", "make"]
+__all__ = ["database"]
 
 WITHOUT_N = "id integer, name text, c bigint"
 RENAMED = "id integer, title text, n integer, c bigint"

@@ -11,6 +11,7 @@ from dataclasses import replace
 import psycopg
 import pytest
 
+from acceptance.processes import until
 from integration.conftest import Database
 from integration.destination_harness import load, make_shape
 from integration.postgres_harness import PostgresHarness, open_session
@@ -115,15 +116,13 @@ def test_a_reader_who_ends_meanwhile_is_waited_for(harness: PostgresHarness) -> 
         waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock'"
         changing = threading.Thread(target=prepare, args=(harness,))
         changing.start()
-        while changing.is_alive() and not harness.database.value(waiting):
-            pass
+        until(lambda: not changing.is_alive() or harness.database.value(waiting), "a waiter")
         # Others go on reading while the target changes.
         with Readers(harness) as readers:
             reader.rollback()
             changing.join()
             seen = readers.reads
-            while readers.reads <= seen and readers.error is None:
-                pass
+            until(lambda: readers.reads > seen or readers.error is not None, "a read")
     assert readers.error is None
     assert has_changed(harness)
 

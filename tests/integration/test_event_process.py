@@ -15,9 +15,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from acceptance.processes import until
 from integration.conftest import Database, MakePlace, MakeProject
-from integration.event_models import small_events
-from integration.event_queues import NOVEMBER, TABLES, Queue, visit
+from integration.event_queues import NOVEMBER, TABLES, Queue, small_events, visit
 from tidegate.core.errors import ConnectionFailed, DestinationError, LoadError, StaleAttempt
 from tidegate.events import process
 from tidegate.events.apply import EventStatements
@@ -85,11 +85,9 @@ def end_claims(database: Database) -> int:
 
 def wait_until_blocked(database: Database) -> None:
     """Wait until a claim's session waits for a lock of another."""
+    waiting = f"SELECT FROM pg_stat_activity WHERE {CLAIMS} AND wait_event_type = 'Lock'"
     with database.connect() as connection:
-        while not connection.execute(
-            f"SELECT 1 FROM pg_stat_activity WHERE {CLAIMS} AND wait_event_type = 'Lock'"
-        ).fetchone():
-            pass
+        until(lambda: connection.execute(waiting).fetchone() is not None, "a claim that waits")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 from psycopg import errors as pg
 
 from integration.conftest import Database, MakePlace
-from integration.event_models import small_events, small_model
+from integration.event_queues import small_events, small_model
 from tidegate.core.errors import StaleAttempt
 from tidegate.events.model import EventView
 from tidegate.events.project_events import ProjectEvents

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from integration.commands import DONE, FAILED, USAGE, Done
-from integration.conftest import MakePlace, Place
+from integration.conftest import MakePlace, NoSpark, Place
 from integration.here import tidegate
 from integration.raw_events import event_place, generate
-from integration.without_spark import NoSpark
 from tidegate.core.errors import BusyError, ControlMismatch, UsageError
 from tidegate.core.identity import new_attempt_id, new_write_id, staging_table
 from tidegate.events.model import Phase

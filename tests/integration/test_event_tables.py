@@ -21,7 +21,7 @@ from psycopg import errors as pg
 
 from acceptance.processes import until
 from integration.conftest import Database, MakePlace
-from integration.event_models import field, small_events, small_model
+from integration.event_queues import field, small_events, small_model
 from tidegate.core.errors import DeclarationError
 from tidegate.events.model import FieldType
 from tidegate.events.provision import provision

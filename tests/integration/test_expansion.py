@@ -11,7 +11,6 @@ from psycopg.conninfo import make_conninfo
 
 from integration.conftest import MakePlace, MakeProject, Place
 from integration.groups import SHOP, STAMPED, expand, left_out, record
-from integration.orders import places
 from tidegate.config.sync import Mode
 from tidegate.core.errors import (
     ConnectionFailed,
@@ -25,8 +24,6 @@ from tidegate.core.watermark import NullPolicy
 from tidegate.load.declaration_changes import refuse_changed_declaration
 from tidegate.load.sources.resolve import resolve_source
 from tidegate.project import Project
-
-__all__ = ["places"]
 
 
 @pytest.fixture(scope="module")

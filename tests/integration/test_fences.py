@@ -12,6 +12,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from acceptance.processes import until
 from integration.conftest import Database, MakePlace
 from tidegate.core.errors import BusyError, ControlMismatch, FenceLost
 from tidegate.core.relation import Endpoint
@@ -190,8 +191,14 @@ def test_a_publisher_that_commits_in_time_is_not_disturbed(
         with ThreadPoolExecutor(1) as pool:
             successor = pool.submit(fences.raise_, fence(6), lock_timeout_seconds=20)
             waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-            while not database.value(f"{waiting} AND datname = current_database()"):
-                assert not successor.done()
+            until(
+                lambda: (
+                    successor.done()
+                    or database.value(f"{waiting} AND datname = current_database()")
+                ),
+                "a successor that waits",
+            )
+            assert not successor.done()
             publisher.execute("COMMIT")
             successor.result()
         assert publisher.execute("SELECT 1").fetchone() == (1,)

@@ -11,9 +11,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from integration.conftest import Database, MakePlace, Place
-from integration.left_behind import ORDERS
-from integration.without_spark import open_without_spark
+from integration.conftest import Database, MakePlace, Place, open_without_spark
+from integration.orders import ORDERS
 from tidegate.core.errors import TidegateError
 from tidegate.project import Project
 

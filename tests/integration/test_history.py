@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 
 from integration.commands import DONE, FAILED, USAGE
-from integration.conftest import MakePlace, Place
+from integration.conftest import MakePlace, Place, without_spark
 from integration.job_store import shared
 from integration.orders import CREATE, FILL, ORDERS
 from integration.queued import run_here
 from integration.recorded import Bench, open_bench
-from integration.without_spark import without_spark
 from tidegate.jobs.attempt import LiveAttempt
 from tidegate.jobs.cancel import cancel_job
 from tidegate.jobs.history.record import RunStatus, moment_of

@@ -16,6 +16,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from acceptance.processes import until
 from conftest import MakeDatabase
 from integration.conftest import Database, MakePlace
 from integration.orders import CREATE, ORDERS, plan_one
@@ -96,10 +97,12 @@ class Reader:
         return [row[0] for row in rows]
 
     def read_until(self, count: int) -> None:
-        until = time.monotonic() + 60
-        while len(self.loaded) < count:
-            self.read()
-            assert time.monotonic() < until
+        def enough() -> bool:
+            if len(self.loaded) < count:
+                self.read()
+            return len(self.loaded) >= count
+
+        until(enough, f"{count} rows")
 
 
 def orders(database: Database, cursor: str) -> None:
@@ -180,13 +183,11 @@ def test_a_procedure_that_commits_keeps_the_time_of_its_call(database: Database)
 
 
 def wait_for_lock(database: Database, number: int) -> None:
-    """Look until somebody waits for an advisory lock."""
-    until = time.monotonic() + 60
-    while not database.value(
-        f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = {number}"
+    waiting = (
+        f"SELECT count(*) > 0 FROM pg_locks WHERE locktype = 'advisory' AND objid = {number}"
         " AND NOT granted"
-    ):
-        assert time.monotonic() < until
+    )
+    until(lambda: bool(database.value(waiting)), "somebody who waits for an advisory lock")
 
 
 def test_a_plain_timestamp_is_read_in_the_zone_that_is_declared(database: Database) -> None:
@@ -346,16 +347,15 @@ def pair(servers: Servers) -> Iterator[tuple[Database, Database]]:
 def catch_up(primary: Database, standby: Database, what: str = "replay") -> None:
     """Wait until the standby has got or replayed all that is written by now."""
     end = primary.value("SELECT pg_current_wal_flush_lsn()")
-    until = time.monotonic() + 60
-    while not standby.value(f"SELECT pg_last_wal_{what}_lsn() >= '{end}'"):
-        assert time.monotonic() < until
+    reached = f"SELECT pg_last_wal_{what}_lsn() >= '{end}'"
+    until(lambda: bool(standby.value(reached)), f"{what} by the standby")
 
 
 @contextmanager
 def paused(standby: Database) -> Iterator[None]:
     standby.execute("SELECT pg_wal_replay_pause()")
-    while standby.value("SELECT pg_get_wal_replay_pause_state()") != "paused":
-        pass
+    state = "SELECT pg_get_wal_replay_pause_state()"
+    until(lambda: standby.value(state) == "paused", "a standby that pauses")
     try:
         yield
     finally:

@@ -11,7 +11,6 @@ import psycopg
 import pytest
 
 from integration.conftest import MakePlace
-from integration.job_store import places
 from tidegate.jobs.loop import Loop
 from tidegate.jobs.notifier import Notifier
 from tidegate.jobs.reclaim import LostAttempts
@@ -29,9 +28,6 @@ MAKE: dict[type[Any], Callable[[Project], Any]] = {
     PolicyRunner: lambda project: PolicyRunner(project.context),
     Notifier: lambda project: Notifier(project.context),
 }
-
-
-__all__ = ["places"]
 
 
 @pytest.fixture(scope="module")

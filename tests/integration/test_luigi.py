@@ -9,8 +9,7 @@ from datetime import date
 
 from psycopg.conninfo import conninfo_to_dict
 
-from integration.conftest import MakePlace, MakeProject, Place
-from integration.without_spark import open_without_spark
+from integration.conftest import MakePlace, MakeProject, Place, open_without_spark
 from tidegate.tasks.graph_runner import GraphReport
 
 # A pipeline as Luigi's users write it: one table, a marker for each day and shop.

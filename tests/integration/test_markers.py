@@ -14,7 +14,8 @@ import pytest
 from integration.commands import DONE, FAILED, USAGE, Done
 from integration.conftest import Database, MakePlace, Place
 from integration.here import tidegate
-from integration.left_behind import ORDERS, loaded
+from integration.left_behind import loaded
+from integration.orders import ORDERS
 from tidegate.core.errors import DestinationError, SettingsError
 from tidegate.core.relation import Relation
 from tidegate.ledger.ledger import Ledger

@@ -19,14 +19,12 @@ from pydantic import SecretStr
 from acceptance.processes import WarmProcess
 from integration.commands import DONE, FAILED, USAGE
 from integration.conftest import MakePlace
-from integration.job_store import control_session, places, request
+from integration.job_store import control_session, request
 from integration.queued import OfProject, run_here
 from integration.receiver import SECRET, Receiver, receiving
 from tidegate.core.units import Backoff
 from tidegate.jobs.job import JobRequest, JobStatus
 from tidegate.jobs.notifier import Notified, Notifier
-
-__all__ = ["places"]
 
 NOW = Backoff(0.0, 0.0)
 

@@ -1,4 +1,4 @@
-"""What the commands make of groups: plan's choice per table, and names everywhere else."""
+"""What the commands make of groups: a choice per table, names everywhere, dots in them included."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import json
 import pytest
 
 from integration.commands import DONE, FAILED, USAGE
-from integration.conftest import MakePlace, Place
+from integration.conftest import Make, MakePlace, Place
 from integration.groups import SHOP, STAMPED
 from integration.here import tidegate
-from integration.orders import contents, places
+from integration.orders import contents
+from integration.queued import run_here
 from tidegate.cli.sync.plan import print_group
+from tidegate.core.errors import UsageError
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.load import planner as plan_module
 from tidegate.load.planner import plan_project
 from tidegate.project import Project
-
-__all__ = ["places"]
+from tidegate.spark.session import SparkSessions
+from tidegate.verify.report import RowReason
 
 SINGLE = {
     "name": "single",
@@ -226,3 +228,147 @@ def test_state_of_a_group_is_listed_and_removed_and_that_of_others_is_not(place:
     }
     left = place.target.execute("SELECT pipeline_name FROM tidegate.etl_state ORDER BY 1")
     assert left == [("shop.eu.orders",), ("shop.shopping.x",), ("shop.single",)]
+
+
+APPENDED = {
+    "name": "shop",
+    "source": "shop:public.*",
+    "target": "warehouse:raw.{table}",
+    "mode": "append",
+    "key": "id",
+    "cursor": "updated_at",
+}
+
+
+def test_a_table_of_a_group_is_found_by_its_name_and_by_its_target(make: Make) -> None:
+    project, place = make(APPENDED, databases=2)
+    for table in ("orders", "items"):
+        place.source.execute(
+            f"CREATE TABLE {table} (id bigint PRIMARY KEY, name text,"
+            " updated_at timestamptz NOT NULL DEFAULT '2026-01-01')",
+            f"INSERT INTO {table} VALUES (1, 'a'), (2, 'b')",
+        )
+    for sync in project.expand():
+        project.run(sync)
+    assert project.why("warehouse:raw.items", id=2).reason is RowReason.EQUAL
+    assert project.why("shop.orders", id=1).sync == "shop.orders"
+    with pytest.raises(UsageError, match=r"no declared sync loads warehouse:raw\.nothing"):
+        project.why("warehouse:raw.nothing", id=1)
+    place.source.execute("UPDATE items SET name = 'c', updated_at = '2026-02-01'")
+    for sync in project.expand():
+        project.run(sync)
+    done = run_here(place, "vacuum", "shop")
+    assert done.code == DONE, done.said
+    assert "shop.items: removed 2 superseded versions" in done.out
+    assert "shop.orders: no superseded versions" in done.out
+
+
+DOTTED = {"name": "b", "source": "shop:public.*", "target": "warehouse:raw.{table}"}
+SYNC = {
+    "name": "x",
+    "source": "shop:eu.x",
+    "target": "warehouse:other.x",
+    "cursor": "updated_at",
+}
+
+
+@pytest.fixture
+def group(make_place: MakePlace, warm_spark: SparkSessions) -> Place:
+    """Project a, whose group b has loaded its tables c and "d.e"."""
+    place = make_place(DOTTED, name="a", databases=3)
+    place.source.execute(
+        f"CREATE TABLE c ({STAMPED})",
+        f'CREATE TABLE "d.e" ({STAMPED})',
+        "INSERT INTO c VALUES (1), (2)",
+        "CREATE SCHEMA eu",
+        f"CREATE TABLE eu.x ({STAMPED})",
+        "INSERT INTO eu.x VALUES (1)",
+        'INSERT INTO "d.e" VALUES (1)',
+    )
+    run_group(place, "b", warm_spark)
+    return place
+
+
+@pytest.fixture
+def sync(group: Place, make_place: MakePlace, warm_spark: SparkSessions) -> Place:
+    """Project a.b in the same databases, whose sync x has loaded a table."""
+    place = make_place(SYNC, name="a.b", beside=group)
+    run_group(place, "x", warm_spark)
+    return place
+
+
+def run_group(place: Place, name: str, spark: SparkSessions) -> int:
+    report = place.open(spark).run_many(place.open().expand([name]))
+    assert not report.failed, report
+    return report.rows
+
+
+def states(place: Place) -> set[tuple[str, ...]]:
+    return set(place.target.execute("SELECT pipeline_name, table_name FROM tidegate.etl_state"))
+
+
+C, D_E, OTHER = ("a.b.c", "raw.c"), ('a.b."d.e"', 'raw."d.e"'), ("a.b.x", "other.x")
+
+
+def uninstall(place: Place, *what: str) -> list[list[str]]:
+    """With whom it was found to be shared, ledger and control plane."""
+    done = tidegate(place.folder, "db", "uninstall", *what, "--yes", "--json")
+    assert done.code == DONE, done
+    return [one["shared_with"] for one in done.document["found"]]
+
+
+@pytest.mark.parametrize("whose", ["a", "a.b"])
+def test_of_two_projects_only_the_ones_own_goes(
+    group: Place, sync: Place, warm_spark: SparkSessions, whose: str
+) -> None:
+    assert states(group) == {C, D_E, OTHER}
+    group.source.execute("INSERT INTO c VALUES (3)", "INSERT INTO eu.x VALUES (2)")
+    gone, stays = (group, sync) if whose == "a" else (sync, group)
+    other = "a.b" if whose == "a" else "a"
+    assert uninstall(gone) == [[f"project {other}"]] * 2
+    left = {OTHER} if whose == "a" else {C, D_E}
+    assert states(group) == left
+    log = group.target.execute("SELECT pipeline_name, table_name FROM tidegate.watermark_log")
+    assert set(log) == left
+    tables = {table for _, table in left}
+    for column, ledger in (("target_table", "table_updates"), ("resource", "fences")):
+        rows = group.target.execute(f"SELECT DISTINCT {column} FROM tidegate.{ledger}")
+        assert {row[0] for row in rows} == tables, ledger
+    projects = group.control.execute("SELECT DISTINCT project FROM tidegate_control.jobs")
+    assert projects == [(other,)]
+    # What stays goes on where it was, and goes with the last project.
+    assert run_group(stays, "x" if whose == "a" else "b", warm_spark) == 1
+    assert uninstall(stays) == [[], []]
+    for database, schema in ((group.target, "tidegate"), (group.control, "tidegate_control")):
+        assert database.value(f"SELECT to_regnamespace('{schema}')") is None
+
+
+def test_removing_a_group_leaves_the_sync_of_a_project_that_is_named_like_it(
+    group: Place, sync: Place
+) -> None:
+    done = tidegate(group.folder, "remove", "b", "--yes", "--json")
+    assert done.code == DONE, done
+    assert {one["target"] for one in done.document["removed"]} == {
+        "warehouse:raw.c",
+        'warehouse:raw."d.e"',
+    }
+    assert states(group) == {OTHER}
+    again = tidegate(group.folder, "remove", "b.x", "--yes", "--json")
+    assert (again.code, again.document["removed"]) == (DONE, [])
+
+
+def test_a_declared_group_is_known_by_its_targets_where_no_job_is_left(group: Place) -> None:
+    group.control.execute(
+        "DELETE FROM tidegate_control.jobs",
+        "INSERT INTO tidegate_control.cursor_observations VALUES ('a.b.c', now(), '1'),"
+        " ('a.b.\"d.e\"', now(), '1'), ('a.x.c', now(), '1')",
+    )
+    group.target.execute(
+        "INSERT INTO tidegate.etl_state (pipeline_name, table_name) VALUES ('a.b.x', 'other.x')"
+    )
+    assert uninstall(group, "warehouse") == [["project a.b"]]
+    assert states(group) == {OTHER}
+    # Observations of a group go with its project, and another's stay.
+    assert uninstall(group, "control") == [["project a.x"]]
+    left = group.control.execute("SELECT pipeline FROM tidegate_control.cursor_observations")
+    assert left == [("a.x.c",)]

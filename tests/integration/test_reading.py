@@ -11,8 +11,7 @@ import pytest
 from psycopg import errors as pg
 from psycopg import sql
 
-from integration.conftest import Database, Place
-from integration.without_spark import InProcess, Make, make
+from integration.conftest import Database, InProcess, Make, Place
 from tidegate.core.batch import StagedWrite
 from tidegate.core.errors import DriftRefused, SourceBusy, SourceChanged
 from tidegate.core.relation import Relation
@@ -25,8 +24,6 @@ from tidegate.postgres.catalog import describe_query, describe_table
 from tidegate.postgres.connection import READER, Connection, connect, own_timeouts
 from tidegate.project import Project
 from tidegate.spark.binary_copy import Copy
-
-__all__ = ["make"]
 
 ORDERS: dict[str, Any] = {
     "source": "shop:public.orders",

@@ -8,18 +8,17 @@ from typing import Any
 import pytest
 
 from integration.cdc_places import orders_sync
-from integration.conftest import Database, Place
+from integration.conftest import Database, Make, Place
 from integration.destination_harness import Row, load
 from integration.orders import CREATE, ORDERS, plan_one
 from integration.postgres_harness import PostgresHarness, make_shape, shared
-from integration.without_spark import Make, make
 from tidegate.config.sync import Mode, RemovalLimit, Rules
 from tidegate.core.batch import BatchKind
 from tidegate.core.errors import RemovalRefused
 from tidegate.project import Project
 from tidegate.verify.report import Verdict
 
-__all__ = ["make", "shared"]
+__all__ = ["shared"]
 
 HALF = RemovalLimit(0.5, "tidegate run orders --full-refresh --allow-removal")
 RARE = pytest.mark.chaos

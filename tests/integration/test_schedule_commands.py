@@ -6,12 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 from integration.commands import USAGE
 from integration.conftest import MakePlace
-from integration.job_store import places, shared
+from integration.job_store import shared
 from integration.queued import CUSTOMERS, Desk, open_desk, run_here
 from tidegate.jobs.dependencies import Limits, LimitUse
 from tidegate.jobs.job import JobStatus
-
-__all__ = ["places"]
 
 ORDERS = {
     "name": "orders",

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from integration.cdc_places import make_cdc
-from integration.conftest import MakePlace, MakeProject, Place
+from integration.conftest import Make, MakePlace, MakeProject, Place
 from integration.lakes import make_lake_project
 from integration.queued import run_here
-from integration.without_spark import Make, make
 from tidegate.core.batch import BatchKind
 from tidegate.core.errors import DeclarationError
 from tidegate.load.plan import SyncPlan
@@ -21,7 +20,7 @@ from tidegate.spark.session import SparkSessions
 from tidegate.verify.report import Verification
 from tidegate.verify.verify import verify_sync
 
-__all__ = ["make", "make_cdc"]
+__all__ = ["make_cdc"]
 
 ORDERS = {"source": "shop:public.orders", "target": "warehouse:raw.orders", "changes": "snapshot"}
 

@@ -21,9 +21,8 @@ from integration.cdc_places import (
     refusals,
     rows,
 )
-from integration.conftest import Database, MakePlace, Place
+from integration.conftest import Database, Make, MakePlace, Place, open_without_spark
 from integration.standbys import copy_files, own_server, point_at, promote, put_back, standby_of
-from integration.without_spark import Make, make, open_without_spark
 from tidegate.admin.metrics import measure_slots
 from tidegate.admin.status import SyncStatus, read_status
 from tidegate.core.errors import ChangesLost, SourceError, SourceReplaced, TidegateError
@@ -31,8 +30,6 @@ from tidegate.load.planner import plan_project
 from tidegate.load.sources.cdc.slot_registry import quick_source, read_slots
 from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.project import Project
-
-__all__ = ["make"]
 
 ORDERS = {"source": "shop:public.orders", "target": "warehouse:raw.orders", "cursor": "id"}
 SEEN = "SELECT value FROM tidegate_control.cursor_observations"

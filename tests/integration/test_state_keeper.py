@@ -14,14 +14,12 @@ import pytest
 from acceptance.processes import Process, WarmProcess
 from integration.commands import DONE, USAGE
 from integration.conftest import MakePlace, Place
-from integration.job_store import control_session, places, request, shared
+from integration.job_store import control_session, request, shared
 from integration.queued import OfProject, run_here
 from tidegate.admin.state import StateKeeper, check_file, dump_state, load_state
 from tidegate.core.errors import StateDamaged, UsageError
 from tidegate.jobs.job import JobRequest
 from tidegate.project import Project
-
-__all__ = ["places"]
 
 # What a scheduler does with its state file, and nothing else.
 KEEPING = """

@@ -10,11 +10,10 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from integration.commands import BUSY, DONE, FAILED
-from integration.conftest import MakePlace, Place
+from integration.conftest import Make, MakePlace, Place
 from integration.here import tidegate
 from integration.orders import CREATE, FILL, ORDERS, contents, open_transaction
 from integration.queued import CUSTOMERS, Desk, open_desk
-from integration.without_spark import Make, make
 from tidegate.admin import status as status_module
 from tidegate.admin.status import Lag, ProjectStatus, SyncState, SyncStatus, read_status
 from tidegate.core.errors import TidegateError
@@ -23,8 +22,6 @@ from tidegate.jobs.queue import Jobs
 from tidegate.jobs.worker_records import WorkerIdentity, Workers
 from tidegate.load.inspection import ReadSessions, read_lock
 from tidegate.project import Project
-
-__all__ = ["make"]
 
 
 def status_all(project: Project) -> ProjectStatus:

@@ -13,22 +13,22 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from integration.conftest import MakePlace, MakeProject, Place
+from integration.conftest import Make, MakePlace, MakeProject, Place
+from integration.orders import CREATE, FILL, ORDERS, plan_one
 from tidegate.core.batch import Batch, BatchKind, LoadPlan
-from tidegate.core.errors import BusyError, LoadError
+from tidegate.core.errors import BusyError, LoadError, TidegateError
 from tidegate.core.identity import load_update_id, resource_name
 from tidegate.core.relation import Relation
 from tidegate.jobs.job import JobRequest
 from tidegate.jobs.queue import Jobs
 from tidegate.jobs.worker_records import WorkerIdentity, Workers
+from tidegate.load.engine import FINISHES_REFRESH
 from tidegate.postgres.catalog import database_identity
 from tidegate.postgres.connection import Connection
 from tidegate.project import Project
 
 # The others stage their rows in this process, by the code of Spark's tasks.
 through_spark = pytest.mark.usefixtures("spark_copies")
-
-ORDERS = {"source": "shop:public.orders", "target": "warehouse:raw.orders", "cursor": "updated_at"}
 COUNTED = {**ORDERS, "cursor": "c", "null_cursor": "exclude"}
 
 
@@ -333,3 +333,54 @@ def test_a_marker_without_its_watermark_is_told(make_project: MakeProject) -> No
         project.run("orders")
     (update_id,) = markers(place)
     assert f"tidegate marker forget warehouse:raw.orders {update_id}" in str(raised.value)
+
+
+APPEND = {**ORDERS, "mode": "append"}
+REFUSE = "CREATE TRIGGER refuse BEFORE DELETE OR TRUNCATE ON raw.orders EXECUTE FUNCTION refuse()"
+FUNCTION = (
+    "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE 'not now'; END$$"
+)
+
+
+def fail_refresh(project: Project, place: Place, gone: int) -> None:
+    """A row has gone from the source, and the old rows cannot be deleted."""
+    before = ids(place)
+    place.source.execute(f"DELETE FROM orders WHERE id = {gone}")
+    place.target.execute(REFUSE)
+    with pytest.raises(TidegateError, match="not now"):
+        project.run("orders", full_refresh=True)
+    assert ids(place) == before
+    place.target.execute("DROP TRIGGER refuse ON raw.orders")
+
+
+def warnings(place: Place) -> tuple[str, ...]:
+    return tuple(plan_one(place.open()).warnings)
+
+
+def test_a_refresh_that_failed_is_called_off_begun_anew_or_finished(make: Make) -> None:
+    project, place = make(APPEND, databases=2)
+    place.source.execute(*CREATE, FILL)
+    project.run("orders")
+    place.target.execute(FUNCTION)
+
+    # A person who moves the watermark calls it off.
+    fail_refresh(project, place, 1)
+    project.watermark("orders").set("2026-01-01 00:10:00+00", reason="no refresh after all")
+    assert FINISHES_REFRESH not in warnings(place)
+    assert project.run("orders").found_nothing
+    assert ids(place) == list(range(1, 11))
+
+    # Asked for again it begins anew.
+    fail_refresh(project, place, 2)
+    assert project.run("orders", full_refresh=True).outcome.notes == []
+    assert ids(place) == list(range(3, 11))
+
+    # A plain run finishes it, and plan says so.
+    fail_refresh(project, place, 3)
+    plan = plan_one(place.open())
+    assert (plan.rows, plan.batches) == (7, 1)
+    assert FINISHES_REFRESH in plan.warnings
+    assert project.run("orders").outcome.notes == [FINISHES_REFRESH]
+    assert ids(place) == list(range(4, 11))
+    assert FINISHES_REFRESH not in warnings(place)
+    assert project.run("orders").found_nothing

@@ -6,15 +6,12 @@ from typing import Any
 
 import pytest
 
-from integration.conftest import MakePlace, Place
-from integration.left_behind import ORDERS
-from integration.without_spark import Make, make, open_without_spark
+from integration.conftest import Make, MakePlace, Place, open_without_spark
+from integration.orders import ORDERS
 from tidegate.core.errors import TidegateError
 from tidegate.load.planner import plan_project
 from tidegate.project import Project
 from tidegate.verify.verify import verify_sync
-
-__all__ = ["make"]
 
 
 def seed(place: Place, first: int = 1, last: int = 5, table: str = "orders") -> None:

@@ -11,10 +11,9 @@ import pytest
 from acceptance.processes import until
 from integration import commands
 from integration.commands import DONE, FAILED, USAGE, Done
-from integration.conftest import MakePlace, Place
+from integration.conftest import MakePlace, Place, open_without_spark
 from integration.here import tidegate
 from integration.orders import CREATE, FILL, ORDERS
-from integration.without_spark import open_without_spark
 from tidegate.core.errors import TaskFailed, UsageError
 
 # Each call of a task leaves a line, so that a second one shows.

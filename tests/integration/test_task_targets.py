@@ -8,11 +8,10 @@ from datetime import date
 import pyarrow as pa
 import pytest
 
-from integration.conftest import MakePlace, MakeProject
+from integration.conftest import MakePlace, MakeProject, open_without_spark
 from integration.filled_lakes import fill_table, open_table, table_of
 from integration.lakes import make_lake_project
 from integration.orders import ORDERS
-from integration.without_spark import open_without_spark
 from tidegate.config.task import TaskRun
 from tidegate.core.errors import (
     DeclarationError,

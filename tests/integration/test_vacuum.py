@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from typing import Any
 
 import pytest
 
+from acceptance.processes import until
 from forked import Piped
 from integration.commands import BUSY, DONE, FAILED
-from integration.conftest import Place
+from integration.conftest import Make, Place, open_without_spark
 from integration.here import tidegate
 from integration.left_behind import held
-from integration.without_spark import Make, make, open_without_spark
 from tidegate.core.errors import BusyError, DestinationError, FenceLost
 from tidegate.jobs.attempt import hold_table
 from tidegate.jobs.job import VACUUM
@@ -25,8 +24,6 @@ from tidegate.maintenance.vacuum import find_versions, remove_superseded
 from tidegate.project import Project
 from tidegate.verify.report import Verdict
 from tidegate.verify.verify import verify_sync
-
-__all__ = ["make"]
 
 VERSIONS = {
     "source": "shop:public.orders",
@@ -188,9 +185,7 @@ def test_a_long_vacuum_keeps_its_lease(make: Make) -> None:
     lease = "SELECT lease_until FROM tidegate_control.job_queue"
     with hold_table(project.context, target, request, result={}, command="test") as hold:
         first = place.control.value(lease)
-        until = time.monotonic() + 30
-        while place.control.value(lease) == first:
-            assert time.monotonic() < until
+        until(lambda: place.control.value(lease) != first, "a beat")
         hold.check_alive()
 
 
@@ -209,7 +204,9 @@ def test_killed_between_two_chunks_the_view_is_whole_and_the_next_one_finishes(
     # A chunk is found by the indexes alone.
     found = find_versions(project.context, project.sync("orders"))
     assert not isinstance(found, str)
-    statement = superseded.statements.superseded_statement(found.raw, found.shape, 0, 500, delete=True)
+    statement = superseded.statements.superseded_statement(
+        found.raw, found.shape, 0, 500, delete=True
+    )
     with place.target.connect() as session:
         text = statement.as_string(session)
         plan = "\n".join(row[0] for row in session.execute(f"EXPLAIN {text}"))  # type: ignore[arg-type]

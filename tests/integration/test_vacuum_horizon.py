@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -18,26 +18,14 @@ from psycopg import errors as pg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from conftest import FAST
+from acceptance.processes import until
+from conftest import FAST, MakeDatabase
 from integration.commands import DONE
-from integration.conftest import Database, MakePlace, Place
+from integration.conftest import Database, Make, MakePlace, Place
 from integration.here import tidegate
-from integration.holding import (
-    FIVE_MINUTES,
-    ROWS,
-    fill,
-    holder_of,
-    kept_by_vacuum,
-    look,
-    pair,
-    pass_transactions,
-    role,
-    snapshot,
-)
 from integration.orders import CREATE, FILL, ORDERS
 from integration.standbys import standby_of
 from integration.test_doctor import examine_place, named
-from integration.without_spark import Make, make
 from tidegate.admin.doctor.finding import Finding, FindingLevel
 from tidegate.admin.vacuum_horizon import (
     MANY_DEAD_ROWS,
@@ -45,13 +33,85 @@ from tidegate.admin.vacuum_horizon import (
     HolderKind,
     VacuumHolder,
     VacuumHorizon,
+    read_vacuum_horizon,
     remark_on_holder,
 )
+from tidegate.jobs.control_database import ControlDatabase
 from tidegate.postgres.connection import begin_read_only, connect
 from tidegate.postgres.embedded import EmbeddedServer
 
-__all__ = ["make", "pair", "role"]
+ROWS = 10
+FIVE_MINUTES = 300.0
 
+
+def look(
+    database: Database, warning_seconds: float = 0.0, conninfo: str | None = None
+) -> VacuumHorizon:
+    plane = ControlDatabase(database.connect)
+    with psycopg.connect(conninfo or database.conninfo, autocommit=True) as session:
+        return read_vacuum_horizon(session, plane, warning_seconds)
+
+
+def holder_of(horizon: VacuumHorizon, pid: int) -> VacuumHolder | None:
+    return next((holder for holder in horizon.holders if holder.pid == pid), None)
+
+
+def fill(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE t (n int) WITH (autovacuum_enabled = off)",
+        f"INSERT INTO t SELECT generate_series(1, {ROWS})",
+    )
+
+
+def kept_by_vacuum(database: Database) -> int:
+    """Delete all rows, and count those that VACUUM then has to leave."""
+    said: list[str] = []
+    with database.connect() as session:
+        session.execute("SET client_min_messages = info")
+        session.add_notice_handler(lambda notice: said.append(notice.message_primary or ""))
+        session.execute("DELETE FROM t")
+        session.execute("VACUUM (VERBOSE) t")
+    found = re.search(r"(\d+) are dead but not yet removable", "\n".join(said))
+    assert found is not None, said
+    return int(found[1])
+
+
+def pass_transactions(database: Database, count: int) -> None:
+    database.execute(
+        "CREATE TABLE passed (n int)",
+        f"DO $$ BEGIN FOR n IN 1..{count} LOOP BEGIN INSERT INTO passed VALUES (n);"
+        " EXCEPTION WHEN others THEN RAISE; END; END LOOP; END $$",
+    )
+
+
+@contextmanager
+def snapshot(database: Database, application: str = "report") -> Iterator[psycopg.Connection[Any]]:
+    session = psycopg.connect(database.conninfo, application_name=application)
+    session.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    session.execute("SELECT 1")
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+@pytest.fixture
+def pair(make_database: MakeDatabase) -> tuple[Database, Database]:
+    """The control database, and another one of the same server."""
+    return Database(make_database("control")), Database(make_database("other"))
+
+
+@pytest.fixture
+def role(pair: tuple[Database, Database]) -> Iterator[tuple[Database, str, str]]:
+    """The control database, and a role that may only connect to it."""
+    control, _ = pair
+    name = f"Role {uuid.uuid4().hex[:8]}"
+    control.execute(f"CREATE ROLE \"{name}\" LOGIN PASSWORD 'secret'")
+    yield control, name, make_conninfo(control.conninfo, user=name, password="secret")
+    control.execute(f'DROP ROLE "{name}"')
+
+
+__all__ = ["pair", "role"]
 KEY = 4242
 
 
@@ -355,11 +415,13 @@ def from_outside(control: Database) -> list[VacuumHolder]:
 
 def wait_for_feedback(control: Database) -> VacuumHolder:
     """Look until the standby's snapshot has come through and is not the newest any more."""
-    until = time.monotonic() + 60
-    while not (found := from_outside(control)) or not found[0].transactions:
-        assert time.monotonic() < until
-        control.execute("SELECT pg_current_xact_id()", "SELECT pg_sleep(0.1)")
-    return found[0]
+
+    def has_come() -> bool:
+        control.execute("SELECT pg_current_xact_id()")
+        return any(one.transactions for one in from_outside(control)[:1])
+
+    until(has_come, "feedback of the standby")
+    return from_outside(control)[0]
 
 
 @pytest.mark.chaos
@@ -371,9 +433,8 @@ def test_a_slot_of_a_standby_counts_until_it_is_dropped(tmp_path: Path) -> None:
             assert (used.seconds, used.is_late(0.0)) == (None, False)
             assert kept_by_vacuum(control) > 0
         standby.stop("immediate")
-        until = time.monotonic() + 60
-        while control.value("SELECT active FROM pg_replication_slots"):
-            assert time.monotonic() < until
+        active = "SELECT active FROM pg_replication_slots"
+        until(lambda: not control.value(active), "a slot that nobody uses")
         horizon = look(control)
         assert horizon.held is not None
         said = f"replication slot '{SLOT}' (inactive) holds back vacuum"

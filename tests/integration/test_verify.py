@@ -10,10 +10,9 @@ import pytest
 from psycopg import sql
 
 from integration.commands import DONE, FAILED, USAGE
-from integration.conftest import Database, MakeProject, Place
+from integration.conftest import Database, Make, MakeProject, Place, without_spark
 from integration.here import tidegate
 from integration.orders import CREATE, FILL, ORDERS, contents
-from integration.without_spark import Make, make, without_spark
 from tidegate.core.errors import TargetGone
 from tidegate.load import context as context_module
 from tidegate.load.plan import ProjectPlan
@@ -24,8 +23,6 @@ from tidegate.verify import compare as compare_module
 from tidegate.verify import difference as opened_module
 from tidegate.verify.report import RowDifference, Verdict, Verification
 from tidegate.verify.verify import verify_sync
-
-__all__ = ["make"]
 
 
 def verify(project: Project, name: str = "orders") -> Verification:

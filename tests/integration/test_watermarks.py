@@ -15,7 +15,7 @@ import pytest
 from integration.commands import BUSY, DONE, FAILED, USAGE, Done
 from integration.conftest import Database, MakePlace, Place
 from integration.here import tidegate
-from integration.left_behind import ORDERS
+from integration.orders import ORDERS
 from tidegate.core.errors import UsageError, WatermarkMoved
 from tidegate.core.watermark import CursorType, Watermark
 from tidegate.ledger.ledger import Ledger

@@ -8,15 +8,12 @@ import psycopg
 import pytest
 
 from integration.commands import DONE, USAGE
-from integration.conftest import Place
+from integration.conftest import Make, Place
 from integration.here import tidegate
 from integration.orders import contents, open_transaction
-from integration.without_spark import Make, make
 from tidegate.core.errors import UsageError
 from tidegate.project import Project
 from tidegate.verify.report import ColumnDifference, Explanation, RowLoad, RowReason
-
-__all__ = ["make"]
 
 TARGET = "warehouse:raw.orders"
 BARE = {"source": "shop:public.orders", "target": TARGET}

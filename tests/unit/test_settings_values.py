@@ -1,15 +1,18 @@
-"""Durations, ${VAR} and .env, each on its own."""
+"""Values of settings on their own: durations, variables, shapes, notices and secrets."""
 
 from __future__ import annotations
 
 import contextlib
 import re
+import traceback
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tidegate.config import Settings, load_settings
 from tidegate.config.files import (
     MalformedReference,
     UnsetVariable,
@@ -175,3 +178,186 @@ def test_safety_asks_from_a_half_on_and_waits_five_seconds() -> None:
     for values in ({"max_removed": 1.5}, {"lock_timeout": "0s"}):
         with pytest.raises(ValidationError):
             SafetySettings.model_validate(values)
+
+
+SYNC = '[project]\nname = "p"\n[connections]\nshop = "embedded"\n[sync.a]\n'
+TABLE = SYNC + 'source = "shop:orders"\ntarget = "shop:raw.orders"\n'
+QUERY = SYNC + 'source = "shop"\ntarget = "shop:raw.orders"\n'
+
+
+def read(folder: Path, text: str) -> Settings:
+    (folder / "tidegate.toml").write_text(text, encoding="utf-8")
+    return load_settings(folder, environ={})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (QUERY, 'sync.a.source is "shop"; expected "connection:schema.table", or a query'),
+        (TABLE + 'query = "SELECT 1"', 'beside a query; expected the connection alone, "shop"'),
+        (QUERY + 'query = "SELECT 1"\nwhere = "a"', "where is set beside a query"),
+        (QUERY + 'query = " ; "', "a piece of SQL"),
+        (TABLE + 'columns = ["a"]\nexclude_columns = ["b"]', "and columns are both set"),
+        (TABLE + 'before_sql = "COMMIT"', "COMMIT would"),
+        (TABLE + 'after_sql = ["ANALYZE a", "/* x */ -- y\\n rollback to x"]', "ROLLBACK would"),
+        (TABLE + "before_sql = [1]", "a statement or a list of statements"),
+        (TABLE + 'checks = "a > 0"', "a table of names and conditions"),
+        (TABLE + "checks = { a = 1 }", "a table of names and conditions"),
+        (TABLE + "reject_limit = 2", "a share from 0 to 1"),
+        (TABLE + 'reject_limit = "101%"', "a share from 0 to 1"),
+        (TABLE + "reject_limit = true", "a share from 0 to 1"),
+    ],
+)
+def test_a_shape_that_makes_no_sense_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        read(tmp_path, text)
+    assert words in str(raised.value)
+    assert "sync.a" in str(raised.value)
+
+
+def test_shapes_are_read_as_written(tmp_path: Path) -> None:
+    sync = read(
+        tmp_path,
+        TABLE + 'columns = "id"\nwhere = "a;"\nafter_sql = ["ANALYZE a;", "CALL f()"]\n'
+        'reject_limit = "2.5%"\nchecks = { a = "a > 0", "b c" = "b" }',
+    ).sync["a"]
+    assert (sync.columns, sync.where, sync.reject_limit) == (("id",), "a", 0.025)
+    assert sync.after_sql == ("ANALYZE a", "CALL f()")
+    assert sync.checks == {"a": "a > 0", "b c": "b"}
+
+
+SECRET = "Hunter2Zebra"
+URL = f"https://hooks.example.com/services/{SECRET}"
+
+
+def load(root: Path, notify: str, **environ: str) -> Settings:
+    (root / "tidegate.toml").write_text(f'[project]\nname = "shop"\n[notify]\n{notify}\n')
+    return load_settings(root, environ=environ)
+
+
+def test_nobody_is_told_unless_it_is_said_whom(tmp_path: Path) -> None:
+    notify = load(tmp_path, "").notify
+    assert notify.channels == ()
+    assert notify.on == ("failure", "disable", "recovery")
+    assert notify.repeat_after_seconds == 6 * 3_600
+
+
+def test_a_webhook_comes_from_the_file_or_the_environment(tmp_path: Path) -> None:
+    for found in (
+        load(tmp_path, 'webhook = "${HOOK}"', HOOK=URL),
+        load(tmp_path, "", TIDEGATE_NOTIFY__WEBHOOK=URL),
+    ):
+        assert found.notify.webhook is not None
+        assert found.notify.webhook.get_secret_value() == URL
+        assert found.notify.channels == ("webhook",)
+        shown = repr(found) + str(found) + found.model_dump_json() + repr(found.notify)
+        assert SECRET not in shown
+
+
+def test_a_variable_that_is_not_set_is_no_webhook(tmp_path: Path) -> None:
+    assert load(tmp_path, 'webhook = "${HOOK:-}"').notify.channels == ()
+
+
+def test_a_command_is_a_program_and_its_arguments(tmp_path: Path) -> None:
+    assert load(tmp_path, 'command = ["page", "$x; y"]').notify.command == ("page", "$x; y")
+    assert load(tmp_path, 'command = "page me"').notify.command == ("page me",)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f'webhook = "ftp://h/{SECRET}"',
+        f'webhook = "{SECRET}"',
+        f'webhook = "https:///{SECRET}"',
+        f'webhook = "https://u:{SECRET}@h/x"',
+        f'webhook = "https://h:99999/{SECRET}"',
+        f'webhook = "https://[h/{SECRET}"',
+        f'webhook = "https://h/{SECRET}\\r\\nX: y"',
+        f'webhook = "https://h/{SECRET} x"',
+        f'webhook = ["{SECRET}"]',
+        f'webhook = "https://h/{SECRET}',
+        "command = []",
+        "command = [1]",
+        'command = [""]',
+        'on = ["fail"]',
+        "on = 5",
+        'repeat_after = "0s"',
+    ],
+)
+def test_what_is_wrong_is_refused_without_showing_a_secret(tmp_path: Path, line: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(tmp_path, line)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+BASE = '[project]\nname = "shop"\n'
+
+
+def fail(root: Path, toml: str) -> list[str]:
+    (root / "tidegate.toml").write_text(toml)
+    with pytest.raises(SettingsError) as caught:
+        load_settings(root, environ={})
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+    return str(caught.value).splitlines()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f'[connections]\nx = "{SECRET}',
+        f'[connections]\n"{SECRET}" x = 1',
+        f'[connections]\nx = """\n{SECRET} = \\q',
+        f'connections.x = "{SECRET}\n',
+        f'[project]\ncontrol = "{SECRET}',
+        f"[project]\nname = '''\n{SECRET} \0",
+        f'[profile.p.connections]\nx = "{SECRET}',
+        f'[conections]\nx = "postgres://a:{SECRET}@h',
+        f'[conections]\nx = "host=h user={SECRET}',
+        f'[spark.conf]\nx = "{SECRET}',
+    ],
+)
+def test_a_malformed_line_that_may_hold_a_secret_is_not_shown(tmp_path: Path, line: str) -> None:
+    assert fail(tmp_path, line)[0].startswith("tidegate.toml: line ")
+
+
+@pytest.mark.parametrize(
+    "toml",
+    [
+        f"[project]\nname = 5\ncontrol = 'host=h password={SECRET}'\n",
+        f"[project]\nname = 'x'\ncontrol = ['{SECRET}']\n",
+        f"{BASE}[connections]\nx = ['{SECRET}']\n",
+        f"{BASE}connections = '{SECRET}'\n".replace(BASE, "") + BASE,
+        f"{BASE}[connections]\nx = {{ url = '{SECRET}' }}\n",
+        f"{BASE}[connections]\nx = {{ type = '{SECRET}' }}\n",
+        f"{BASE}[connections]\nx = {{ type = 'postgres', url = 5, password = '{SECRET}' }}\n",
+        f"{BASE}[connections]\n'postgres://a:{SECRET}@h' = 'embedded'\n",
+        f"{BASE}[sync.a]\nsource = 'postgres://u:{SECRET}@h/d'\ntarget = 'a:b'\n",
+        f"{BASE}[spark.conf]\nsecret = ['{SECRET}']\n",
+    ],
+)
+def test_no_error_repeats_a_secret(tmp_path: Path, toml: str) -> None:
+    fail(tmp_path, toml)
+
+
+def test_nothing_printed_or_dumped_holds_a_secret(tmp_path: Path) -> None:
+    toml = (
+        BASE
+        + f"""control = "postgres://u:{SECRET}@h/d"
+[connections]
+a = "${{A_URL}}"
+b = "host=h password={SECRET}"
+c = {{ type = "postgres", url = "postgres://u:{SECRET}@h/d" }}
+d = {{ type = "iceberg", token = "{SECRET}" }}
+[spark]
+remote = "sc://h:1/;token={SECRET}"
+"""
+    )
+    (tmp_path / "tidegate.toml").write_text(toml)
+    settings = load_settings(tmp_path, environ={"A_URL": f"postgres://u:{SECRET}@h/d"})
+    things = [settings, settings.project, settings.spark, settings.connections]
+    connections = [settings.connection(name) for name in ("a", "b", "c", "d", "control")]
+    for thing in (*things, *connections):
+        assert SECRET not in repr(thing) + str(thing) + f"{thing}"
+    for model in (settings, settings.project, settings.spark, *connections):
+        assert SECRET not in str(model.model_dump()) + model.model_dump_json()
+    assert settings.connection("d").options == {"token": SECRET}

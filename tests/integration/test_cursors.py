@@ -1,7 +1,4 @@
-"""What a lookback finds is the newest commit, whatever a clock that is wrong has stamped it.
-
-How far behind the watermark rows arrived is observed by lookbacks and told by `status`.
-"""
+"""Cursors that come late: what a lookback finds, and an xid8 column below the oldest open one."""
 
 from __future__ import annotations
 
@@ -11,16 +8,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from integration.conftest import Make, MakeProject, Place
 from integration.orders import CREATE, FILL, ORDERS, plan_one
-from integration.without_spark import Make, make
+from integration.test_snapshot_sync import plan, same, verify
 from tidegate.admin.status import SyncStatus, list_syncs, read_status
 from tidegate.cli.main import app
 from tidegate.core.batch import Lateness
+from tidegate.core.errors import UsageError
 from tidegate.project import Project
 from tidegate.verify.report import Verdict
 from tidegate.verify.verify import verify_sync
-
-__all__ = ["make"]
 
 SYNC = {**ORDERS, "lookback": "1 hour"}
 # The watermark is at 00:10, stamped by a clock that is fast; this update comes later.
@@ -158,3 +155,70 @@ def test_an_integer_cursor_is_measured_in_its_own_steps_and_append_as_well(
     found = late(project)
     assert (found.rows, found.farthest, found.half_within) == (2, 48, 5)
     assert found.in_seconds is False
+
+
+BY_XID = {**ORDERS, "cursor": "xid"}
+CODE = """
+import tidegate as tg
+
+@tg.sync(source="shop:public.orders", target="warehouse:raw.orders", cursor="xid", batch_rows=4)
+def orders(rows):
+    return rows
+"""
+
+
+def seed(place: Place) -> None:
+    place.source.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY, name text,"
+        " xid xid8 NOT NULL DEFAULT pg_current_xact_id())",
+        "CREATE INDEX ON orders (xid)",
+    )
+    for number in range(1, 11):
+        place.source.execute(f"INSERT INTO orders VALUES ({number}, 'n{number}')")
+
+
+@pytest.mark.parametrize("transformed", [False, pytest.param(True, marks=pytest.mark.chaos)])
+def test_rows_of_open_transactions_wait_and_none_is_lost(
+    make_project: MakeProject, transformed: bool
+) -> None:
+    options: Any = {"pipelines": CODE} if transformed else {}
+    syncs = [] if transformed else [{**BY_XID, "batch_rows": 4}]
+    project, place = make_project(*syncs, databases=2, **options)
+    seed(place)
+    first = project.run("orders")
+    assert [load.rows for load in first.loads] == [4, 4, 2]
+    with place.source.connect() as late:
+        late.execute("BEGIN")
+        late.execute("UPDATE orders SET name = 'x', xid = pg_current_xact_id() WHERE id = 2")
+        late.execute("SAVEPOINT a")
+        late.execute("INSERT INTO orders VALUES (11, 'late')")
+        place.source.execute("INSERT INTO orders VALUES (12, 'quick')")
+        held = project.run("orders")
+        assert held.found_nothing
+        assert held.outcome.horizon is not None
+        assert held.outcome.horizon.held_by is not None
+        if not transformed:
+            assert (plan(project).guarantee, plan(project).rows) == ("exact", 0)
+        late.execute("COMMIT")
+    assert project.run("orders").outcome.changed == 3
+    assert same(place)
+    kind = "SELECT pg_typeof(xid)::text FROM raw.orders LIMIT 1"
+    assert place.target.value(kind) == "xid8"
+    assert verify(project).difference is None
+
+
+def test_ids_of_different_length_are_ordered_as_numbers(make_project: MakeProject) -> None:
+    project, place = make_project({**BY_XID, "lookback": 100}, databases=2)
+    seed(place)
+    place.source.execute("UPDATE orders SET xid = id::text::xid8 WHERE id >= 9")
+    project.run("orders")
+    at = project.watermark("orders")
+    assert int(str(at.value)) > 100
+    place.source.execute("INSERT INTO orders VALUES (11, 'new')")
+    assert project.run("orders").outcome.changed == 1
+    assert project.why("orders", id=11).reason == "equal"
+    with pytest.raises(UsageError, match="counts transactions"):
+        project.backfill("orders", low="1", high="9")
+    at.rewind("9", reason="again")
+    assert [load.rows for load in project.run("orders").loads] == [1, 10]
+    assert same(place)

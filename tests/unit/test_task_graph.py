@@ -1,12 +1,15 @@
-"""The tree of a graph: every step where it is required, and how it stands."""
+"""The graph of tasks: its order, and its tree as it is shown."""
 
 from __future__ import annotations
 
+import itertools
 from io import StringIO
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from tidegate.cli.sync.run_task import TreeScreen, step_document
@@ -15,7 +18,67 @@ from tidegate.core.errors import LoadError, TaskFailed
 from tidegate.project import Project
 from tidegate.tasks.graph import TaskGraph, build_graph
 from tidegate.tasks.graph_runner import StepEnd, StepState
+from tidegate.tasks.registry import Cycle, build
 from tidegate.tasks.runner import TaskReport
+
+# Edges lead from a number to lower ones, so that there is no cycle.
+ACYCLIC = st.integers(1, 25).flatmap(
+    lambda size: st.fixed_dictionaries(
+        {
+            node: st.lists(st.integers(0, max(0, node - 1)), max_size=4).map(
+                lambda found, node=node: [one for one in found if one < node]
+            )
+            for node in range(size)
+        }
+    )
+)
+
+
+@given(ACYCLIC)
+def test_everything_comes_once_and_after_what_it_requires(edges: dict[int, list[int]]) -> None:
+    graph = build(edges, edges.__getitem__)
+
+    assert sorted(graph.order) == sorted(edges)
+    place = {node: number for number, node in enumerate(graph.order)}
+    assert all(place[one] < place[node] for node in edges for one in edges[node])
+
+
+@given(ACYCLIC, st.data())
+def test_an_edge_back_is_found_and_its_path_told(
+    edges: dict[int, list[int]], data: st.DataObject
+) -> None:
+    high = data.draw(st.sampled_from(sorted(edges)))
+    reachable = build([high], edges.__getitem__).order
+    low = data.draw(st.sampled_from(reachable))
+    looped = {**edges, low: [*edges[low], high]}
+
+    with pytest.raises(Cycle) as found:
+        build([high], looped.__getitem__)
+
+    path = found.value.path
+    assert path[0] == path[-1]
+    assert all(there in looped[here] for here, there in itertools.pairwise(path))
+
+
+def test_a_chain_may_be_longer_than_the_stack_of_python() -> None:
+    graph = build([20_000], lambda node: [node - 1] if node else [])
+    assert graph.order == tuple(range(20_001))
+
+
+def test_only_what_the_roots_need_is_asked_for_and_each_once() -> None:
+    edges = {"a": [], "b": ["a"], "c": ["a", "b"], "elsewhere": ["a"]}
+    asked: list[str] = []
+
+    def requires(node: str) -> list[str]:
+        asked.append(node)
+        return edges[node]
+
+    graph = build(["c", "b"], requires)
+
+    assert graph.order == ("a", "b", "c")
+    assert sorted(asked) == ["a", "b", "c"]
+    assert graph.needed_by("a") == ("b", "c")
+
 
 TOML = '[project]\nname = "shop"\n[connections]\nshop = "postgresql://localhost/shop"\n'
 PIPELINES = """
