@@ -46,13 +46,9 @@ WAITS = (
 def make_table(make_queue: MakeQueue, **options: object) -> Queue:
     """A table of a lake that was filled in many small loads."""
     queue = make_queue(2, lake=True, batch_rows=10, **options)
-    fill(queue.scene)
+    queue.scene.run()
+    assert files(queue.scene) > 3
     return queue
-
-
-def fill(scene: Scene) -> None:
-    scene.run()
-    assert files(scene) > 3
 
 
 def files(scene: Scene) -> int:
@@ -109,10 +105,11 @@ def test_told_to_go_killed_and_beside_a_writer_at_work(make_queue: MakeQueue) ->
     """One table for all of it: each begins with what the one before has left."""
     queue = make_table(make_queue)
     tell_to_go_in_the_middle_of_a_rewrite(queue)
-    queue.scene.change()
-    fill(queue.scene)
+    queue.scene.change(1)
+    queue.scene.run()
+    assert files(queue.scene) > 1
     kill_at_every_point(queue)
-    queue.scene.change()
+    queue.scene.change(1)
     keep_the_staged_files_of_a_writer(queue)
 
 
