@@ -177,7 +177,8 @@ class EventScene:
         assert self.execute(batches) == [(events - failed, failed, facts)]
 
     def assert_swept(self) -> None:
-        """No staging table, no job at work."""
+        """All is exact, with no staging table and no job at work."""
+        self.assert_exact()
         left = "SELECT count(*) FROM pg_tables WHERE tablename LIKE 'stg\\_%'"
         assert self.value(left) == 0
         assert self.jobs("running") == 0

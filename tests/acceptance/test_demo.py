@@ -11,34 +11,55 @@ from typing import Any
 
 import pytest
 
+from acceptance.spark_server import SparkServer
+from forked import Piped
 from tidegate.admin.demo import DemoContent, Pair, demo_folder
 from tidegate.cli.demo import DemoScreen
 from tidegate.postgres.embedded import EmbeddedServer
 
 TABLES = {"orders", "order_items", "customers"}
+ON_A_WARM_SPARK = """
+from tidegate.admin import demo
+from tidegate.cli.main import main
+
+demo.TOML = demo.TOML.replace('master = "local[2]"', 'remote = "{url}"')
+assert "{url}" in demo.TOML
+main()
+"""
+
+
+def environment() -> dict[str, str]:
+    """A setting of another project in it must not reach the demo."""
+    return {**os.environ, "TIDEGATE_PROFILE": "elsewhere", "NO_COLOR": "1"}
 
 
 def run_demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    # A setting of another project in the environment must not reach the demo.
-    environment = {**os.environ, "TIDEGATE_PROFILE": "elsewhere", "NO_COLOR": "1"}
     return subprocess.run(
         [sys.executable, "-m", "tidegate.cli.main", "demo", "--folder", str(folder), *arguments],
         capture_output=True,
         text=True,
-        env=environment,
+        env=environment(),
         cwd=folder.parent,
     )
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A demo that ran to its end where an earlier one had been, with what it reported."""
+def finished(
+    tmp_path_factory: pytest.TempPathFactory, spark_server: SparkServer
+) -> tuple[Path, dict[str, Any]]:
+    """A demo that ran to its end where an earlier one had been, with what it reported.
+
+    On a Spark that is warm; on one of its own by make chaos.
+    """
     folder = tmp_path_factory.mktemp("demo") / "here"
     with demo_folder(folder):
         (folder / "left-behind").touch()
-    done = run_demo(folder, "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder, json.loads(done.stdout)
+    script = folder.with_name("demo.py")
+    script.write_text(ON_A_WARM_SPARK.format(url=spark_server.url))
+    command = [str(script), "demo", "--folder", str(folder), "--json"]
+    code, out, err = Piped(command, environment(), folder.parent).communicate()
+    assert code == 0, out + err
+    return folder, json.loads(out)
 
 
 def commands_to_try(printed: str) -> list[str]:

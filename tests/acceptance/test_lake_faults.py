@@ -42,7 +42,6 @@ def finish(scene: Scene, process: Process) -> None:
     assert "Traceback" not in ended.err, ended
     oracle.wait_until_left(scene.source)
     scene.run()
-    scene.assert_exact()
     scene.assert_swept()
 
 
@@ -92,25 +91,17 @@ def make_cut(server: EmbeddedServer, make_database: MakeDatabase) -> Iterator[Ma
         proxy.close()
 
 
-# Where it could harm most; every commit of a load is lost in test_lake_commit_lost.
-@pytest.mark.parametrize(
-    ("cut", "mode", "commits"),
-    [
-        (Cut.BEFORE_ANSWER, "append", ("main",)),
-        pytest.param(Cut.BEFORE_COMMIT, "merge", COMMITS, marks=pytest.mark.chaos),
-        pytest.param(Cut.BEFORE_ANSWER, "append", COMMITS, marks=pytest.mark.chaos),
-        pytest.param(Cut.BEFORE_COMMIT, "append", COMMITS, marks=pytest.mark.chaos),
-        pytest.param(Cut.BEFORE_ANSWER, "merge", COMMITS, marks=pytest.mark.chaos),
-    ],
-)
+@pytest.mark.chaos
+@pytest.mark.parametrize("mode", ["merge", "append"])
+@pytest.mark.parametrize("cut", [Cut.BEFORE_COMMIT, Cut.BEFORE_ANSWER])
 def test_the_catalog_s_answer_to_a_commit_is_lost(
-    make_scene: MakeScene, make_cut: MakeCut, cut: Cut, mode: str, commits: tuple[str, ...]
+    make_scene: MakeScene, make_cut: MakeCut, cut: Cut, mode: str
 ) -> None:
     """The run may fail; then the next one finds out what has become of it.
 
-    Both cuts of every commit, in both modes, by make chaos.
+    Without processes of their own these commits are lost in test_lake_commit_lost.
     """
-    for commit in commits:
+    for commit in COMMITS:
         proxy, control = make_cut(cut, commit)
         scene = make_scene(2, lake=True, control=control, sync={"mode": mode})
         ended = scene.start().wait()
@@ -162,7 +153,8 @@ class Elsewhere:
             self._process.kill_all()
 
 
-@pytest.mark.parametrize("mode", [pytest.param("merge", marks=pytest.mark.chaos), "append"])
+@pytest.mark.chaos
+@pytest.mark.parametrize("mode", ["merge", "append"])
 def test_others_commit_every_second_while_a_load_goes_on(
     make_scene: MakeScene, elsewhere: Elsewhere, mode: str
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from acceptance import oracle
 from acceptance.conftest import LOCAL, MakeScene
 from acceptance.spark_server import SparkServer
-from acceptance.test_modes_killed import finish, make
+from acceptance.test_modes_killed import Expected, finish, make
 from acceptance.test_named_points import IN_LAKE, IN_WORKERS, kill_at, kill_workers
 from acceptance.test_random_kills import kill_after, kill_at_random, settle_and_finish
 from chaos_seeds import chosen
@@ -33,45 +33,44 @@ LAKE_MODES = ("merge", "append", "delete_insert", "replace", "replace without a 
 RUN_SECONDS = 4.0
 
 
-def test_a_run_passes_the_points_that_it_is_killed_at(make_scene: MakeScene) -> None:
-    scene = make_scene(2, lake=True, batch_rows=10_000)
-    trace = scene.folder / "trace"
-    ended = scene.start(failpoint=f"*=trace:{trace}").wait()
-    assert ended.code == 0, ended
-    passed = [point for point in trace.read_text().split() if point not in IN_WORKERS]
-    assert sorted(passed) == sorted(IN_LAKE)
-    assert passed[passed.index("branch.created") :][:6] == list(ABOUT_ITS_COMMIT)
-    assert scene.assert_exact() == 1
-    scene.assert_swept()
+def test_killed_over_and_over_at_its_first_load(
+    make_scene: MakeScene, spark_server: SparkServer
+) -> None:
+    """A dead Spark worker fails the run and nothing else; those of a Spark of its own die in chaos.
 
-
-def test_killed_over_and_over_at_its_first_load(make_scene: MakeScene) -> None:
-    """Files that come after the sweep of a dead run, from workers that outlived it, go later."""
-    scene = make_scene(2, lake=True, batch_rows=25)
+    Files that come after the sweep of a dead run, from workers that outlived it, go later.
+    """
+    expected = make(make_scene, "append", lake=True, batch_rows=25)
+    scene = expected.scene
+    kill_workers(scene, spark_server)
     kill_at(scene, "stage.done")
     (staged,) = {str(Path(file).parent) for file in scene.staged()}
     for point in ABOUT_ITS_COMMIT:
         kill_at(scene, point)
-    scene.run()
-    scene.assert_exact()
+    finish(expected)
     assert scene.staged() == []
     late = scene.files.data("orders") / staged / "late.parquet"
     late.parent.mkdir()
     late.touch()
     assert scene.staged() == [str(Path(staged) / late.name)]
-    scene.assert_swept()
+    scene.assert_nothing_staged()
+    expected.assert_exact()
     assert not late.parent.exists()
 
 
 @pytest.mark.parametrize(
-    ("mode", "points"), [("merge", AROUND_MAIN), ("append", WHERE_ROWS_COULD_DOUBLE)]
+    ("mode", "points"),
+    [
+        ("merge", AROUND_MAIN),
+        pytest.param("append", WHERE_ROWS_COULD_DOUBLE, marks=pytest.mark.chaos),
+    ],
 )
 def test_killed_about_its_commit_at_one_point_after_the_other(
     make_scene: MakeScene, mode: str, points: tuple[str, ...]
 ) -> None:
     """Each run that is killed has first healed the one before it."""
     expected = make(make_scene, mode, lake=True, batch_rows=10_000)
-    finish(expected)
+    trace_points(expected)
     for point in points:
         expected.change()
         # A session that still reads holds back the newest rows.
@@ -86,16 +85,19 @@ def test_killed_about_its_commit_at_one_point_after_the_other(
     expected.scene.assert_nothing_staged()
 
 
-@pytest.mark.chaos
-@pytest.mark.parametrize("mode", ["merge", "append"])
-def test_killed_about_its_commit_and_run_again(make_scene: MakeScene, mode: str) -> None:
-    expected = make(make_scene, mode, lake=True, batch_rows=10_000)
-    finish(expected)
-    for point in AROUND_MAIN:
-        expected.change()
-        kill_at(expected.scene, point)
-        finish(expected)
-    expected.scene.assert_nothing_staged()
+def trace_points(expected: Expected) -> None:
+    """A first run, which is not killed, passes all points that others are killed at."""
+    scene = expected.scene
+    trace = scene.folder / "trace"
+    ended = scene.start(failpoint=f"*=trace:{trace}").wait()
+    assert ended.code == 0, ended
+    passed = [point for point in trace.read_text().split() if point not in IN_WORKERS]
+    assert sorted(passed) == sorted(IN_LAKE)
+    assert passed[passed.index("branch.created") :][:6] == list(ABOUT_ITS_COMMIT)
+    expected.loaded()
+    expected.assert_exact()
+    assert scene.assert_ledger() == 1
+    scene.assert_nothing_staged()
 
 
 @pytest.mark.chaos
@@ -105,7 +107,6 @@ def test_killed_before_and_after_it_publishes(make_scene: MakeScene) -> None:
         kill_at(scene, point)
         scene.change(1)
     scene.run()
-    scene.assert_exact()
     scene.assert_swept()
 
 
@@ -121,17 +122,6 @@ def killed_with_its_jvm(make_scene: MakeScene, remote: str, *points: str) -> Non
         expected.change()
     finish(expected)
     expected.scene.assert_nothing_staged()
-
-
-def test_a_dead_spark_worker_fails_the_run_and_nothing_else(
-    make_scene: MakeScene, spark_server: SparkServer
-) -> None:
-    """Workers of a Spark of its own are killed by make chaos."""
-    scene = make_scene(2, lake=True)
-    kill_workers(scene, spark_server)
-    scene.run()
-    scene.assert_exact()
-    scene.assert_swept()
 
 
 @pytest.mark.chaos
@@ -158,7 +148,6 @@ def test_a_dead_worker_of_a_spark_of_its_own_fails_the_run_and_nothing_else(
         kill_at(scene, point)
     scene.use_spark({"remote": spark_server.url})
     scene.run()
-    scene.assert_exact()
     scene.assert_swept()
 
 

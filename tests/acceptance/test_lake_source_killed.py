@@ -54,16 +54,12 @@ def change(scene: Scene, commits: int = 1) -> None:
         scene.run("feed")
 
 
-@pytest.mark.parametrize(
-    "points", [("publish.committed",), pytest.param(POINTS, marks=pytest.mark.chaos)]
-)
-def test_killed_between_staging_and_the_end_and_run_again(
-    make_scene: MakeScene, points: tuple[str, ...]
-) -> None:
+@pytest.mark.chaos
+def test_killed_between_staging_and_the_end_and_run_again(make_scene: MakeScene) -> None:
     scene = make(make_scene)
     scene.run("feed")
     kill_at(scene, "batch.planned")
-    for point in points:
+    for point in POINTS:
         change(scene)
         kill_at(scene, point)
     # The table goes on while nobody reads it.

@@ -41,14 +41,6 @@ def expire_lease(scene: Scene) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    "point", ["branch.forwarded", pytest.param("intent.noted", marks=pytest.mark.chaos)]
-)
-def test_a_zombie_moves_nothing(make_scene: MakeScene, point: str) -> None:
-    """Stopped just after main has moved; anywhere else by make chaos, or with a successor."""
-    stopped_past_its_lease(make_scene(2, lake=True, worker=WORKER), point)
-
-
 @pytest.mark.chaos
 def test_a_zombie_with_its_jvm_moves_nothing(
     make_scene: MakeScene, spark_server: SparkServer
@@ -89,7 +81,6 @@ def test_a_zombie_wakes_up_while_its_successor_is_at_work(
     flag.unlink()
     ended = successor.wait()
     assert ended.code == 0, ended
-    scene.assert_exact()
     scene.assert_swept()
 
 
@@ -105,10 +96,12 @@ def test_a_zombie_wakes_up_while_its_successor_is_at_work(
 def test_a_cancelled_publisher_has_lost_unless_main_has_moved(
     make_scene: MakeScene, points: tuple[str, ...]
 ) -> None:
-    """About the commit; farther from it by make chaos."""
+    """By Ctrl-C in its first load, and later about the commit; farther from it by make chaos."""
     scene = make_scene(2, lake=True, batch_rows=10_000)
     queue = Queue(scene)
+    interrupt(scene)
     scene.run()
+    assert scene.assert_exact() == 1
     for point in points:
         scene.change(transactions=1)
         before = loads(scene)
@@ -129,12 +122,11 @@ def test_a_cancelled_publisher_has_lost_unless_main_has_moved(
         assert loads(scene) == after
         assert queue.job(job_id).status == answer.status
     scene.run()
-    scene.assert_exact()
     scene.assert_swept()
 
 
-def test_ctrl_c_cancels_and_main_stays_where_it_is(make_scene: MakeScene) -> None:
-    scene = make_scene(2, lake=True, batch_rows=10_000)
+def interrupt(scene: Scene) -> None:
+    """Ctrl-C cancels, and main stays where it is."""
     process, flag = scene.start_and_hold("intent.noted")
     process.send(signal.SIGINT)
     ended = process.wait()
@@ -143,9 +135,6 @@ def test_ctrl_c_cancels_and_main_stays_where_it_is(make_scene: MakeScene) -> Non
     assert jobs(scene) == [("cancelled", 0, True, False)]
     assert loads(scene) == []
     flag.unlink()
-    scene.run()
-    assert scene.assert_exact() == 1
-    scene.assert_swept()
 
 
 @pytest.mark.parametrize(
@@ -214,7 +203,8 @@ def test_the_sweeper_tidies_every_table_of_a_lake(make_queue: MakeQueue) -> None
 @pytest.mark.parametrize(
     "point",
     ["fence.raised", "batch.planned", "stage.done", "check.done", "branch.created",
-     "branch.staged", "publish.committed", "branch.dropped", "job.finishing"],
+     "branch.staged", "intent.noted", "branch.forwarded", "publish.committed", "branch.dropped",
+     "job.finishing"],
 )  # fmt: skip
 def test_a_zombie_anywhere(make_scene: MakeScene, point: str) -> None:
     stopped_past_its_lease(make_scene(3, lake=True, worker=WORKER), point)
@@ -258,5 +248,4 @@ def test_killed_again_by_whoever_finds_the_dead(make_scene: MakeScene, point: st
             scene.change()
         kill_at(scene, again)
     scene.run()
-    scene.assert_exact()
     scene.assert_swept()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,30 +21,15 @@ from acceptance.queueing import Queue
 from acceptance.spark_server import SparkServer
 from acceptance.test_lake_faults import Elsewhere, elsewhere
 from acceptance.test_worker_signals import tell
-from tidegate.core.table_actions import (
-    Action,
-    ActionList,
-    ActionOptions,
-    ExpireSnapshots,
-    RemoveOrphanFiles,
-    RewriteDataFiles,
-    RewriteManifests,
-    RewritePositionDeleteFiles,
-)
+from integration.maintained import age, order_of
+from tidegate.core.table_actions import Action
 from tidegate.jobs.job import LockAt
 
 __all__ = ["elsewhere"]
 
-OPTIONS: dict[Action, ActionOptions] = {
-    Action.EXPIRE_SNAPSHOTS: ExpireSnapshots(older_than_seconds=0),
-    Action.REMOVE_ORPHAN_FILES: RemoveOrphanFiles(),
-    Action.REWRITE_DATA_FILES: RewriteDataFiles(min_input_files=2),
-    Action.REWRITE_POSITION_DELETE_FILES: RewritePositionDeleteFiles(min_input_files=2),
-    Action.REWRITE_MANIFESTS: RewriteManifests(),
-}
-EVERYTHING = ActionList.of(OPTIONS)
-REWRITE = ActionList.of({Action.REWRITE_DATA_FILES: OPTIONS[Action.REWRITE_DATA_FILES]})
-ORPHANS = ActionList.of({Action.REMOVE_ORPHAN_FILES: OPTIONS[Action.REMOVE_ORPHAN_FILES]})
+EVERYTHING = order_of()
+REWRITE = order_of(Action.REWRITE_DATA_FILES)
+ORPHANS = order_of(Action.REMOVE_ORPHAN_FILES)
 POINTS = (
     "maintenance.healed",
     "action.started",
@@ -54,7 +37,6 @@ POINTS = (
     "orphans.listed",
     "orphans.deleted",
 )
-LONG_AGO = 10 * 86_400
 WAITS = (
     "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
     " AND starts_with(query, 'UPDATE iceberg_tables SET metadata_location')"
@@ -100,12 +82,6 @@ def actions(queue: Queue, job_id: UUID) -> list[tuple[str, str]]:
         ).fetchall()
 
 
-def age(*paths: Path) -> None:
-    then = time.time() - LONG_AGO
-    for path in paths:
-        os.utime(path, (then, then))
-
-
 def leave_orphan(scene: Scene) -> Path:
     """A file that nobody knows any more."""
     file = scene.files.data("orders") / f"left-{scene.number()}.parquet"
@@ -125,8 +101,19 @@ def held_commits(scene: Scene) -> Iterator[None]:
         connection.rollback()
 
 
-def test_told_to_go_in_the_middle_of_a_rewrite(make_queue: MakeQueue) -> None:
+def test_told_to_go_killed_and_beside_a_writer_at_work(make_queue: MakeQueue) -> None:
+    """One table for all of it: each begins with what the one before has left."""
     queue = make_table(make_queue)
+    tell_to_go_in_the_middle_of_a_rewrite(queue)
+    queue.scene.change(1)
+    queue.scene.run()
+    assert files(queue.scene) > 1
+    kill_at_every_point(queue)
+    queue.scene.change(1)
+    keep_the_staged_files_of_a_writer(queue)
+
+
+def tell_to_go_in_the_middle_of_a_rewrite(queue: Queue) -> None:
     scene = queue.scene
     before, small = metadata(scene), files(scene)
     with held_commits(scene):
@@ -168,15 +155,18 @@ def assert_done_once(queue: Queue, job_id: UUID, kills: int) -> None:
     queue.assert_ended_once()
 
 
-def test_killed_at_every_point_and_taken_up_by_another(make_queue: MakeQueue) -> None:
-    queue = make_table(make_queue)
+def kill_at_every_point(queue: Queue) -> None:
+    """The next worker takes the job up, each time."""
     orphan, small = leave_orphan(queue.scene), files(queue.scene)
     job_id = queue.submit_maintenance(EVERYTHING, max_attempts=10)
     for point in POINTS:
         kill_at(queue, point)
         assert_rows(queue.scene)
-    queue.start()
+    # It comes back after a while; a burst would not wait for it.
+    worker = queue.start()
     queue.wait_for(job_id)
+    worker.send(signal.SIGTERM)
+    assert worker.wait().code == 0
     assert_done_once(queue, job_id, len(POINTS))
     assert not orphan.exists()
     assert files(queue.scene) < small
@@ -205,18 +195,16 @@ def test_killed_with_its_jvm_in_the_middle_of_a_rewrite(
     assert_rows(scene)
 
 
-def test_the_staged_files_of_a_writer_at_work_are_nobodys_orphans(make_queue: MakeQueue) -> None:
-    """Even if they look old, and even if nothing else keeps maintenance from the table."""
-    queue = make_table(make_queue)
+def keep_the_staged_files_of_a_writer(queue: Queue) -> None:
+    """They are nobody's orphans, even if they look old and nothing else protects the table."""
     scene = queue.scene
-    scene.change()
     writer, flag = scene.start_and_hold("stage.done")
     staged = [scene.files.data("orders") / one for one in scene.staged()]
     assert staged
     # What Spark has written itself lies in no folder that is noted.
     unnoted = leave_orphan(scene)
     older = leave_orphan(scene)
-    os.utime(older, (time.time() - 3 * LONG_AGO,) * 2)
+    age(older, days=30)
     age(*staged)
     with psycopg.connect(scene.control, autocommit=True) as connection:
         connection.execute("DELETE FROM tidegate_control.table_locks")

@@ -47,7 +47,6 @@ def test_the_same_run_stages_again_and_waits_for_a_server_that_is_down(
     doomed.start()
     ended = process.wait()
     assert ended.code == 0, ended
-    scene.assert_exact()
     scene.assert_swept()
 
 
@@ -60,7 +59,6 @@ def crash_at(scene: Scene, server: EmbeddedServer, point: str) -> None:
     assert ended.code in (0, 1), ended
     assert "Traceback" not in ended.err, ended
     scene.run()
-    scene.assert_exact()
     scene.assert_swept()
 
 
@@ -129,7 +127,6 @@ def test_a_lost_commit_is_resolved_by_the_marker(
     ended = scene.run()
     assert proxy.cuts == 1
     assert ("was already in" in ended.out) == (cut is Cut.BEFORE_ANSWER), ended
-    scene.assert_exact()
     scene.assert_swept()
 
 
@@ -147,5 +144,4 @@ def test_every_commit_of_several_runs_is_lost_once_and_one_is_killed_meanwhile(
         scene.change()
     scene.run()
     assert proxy.cuts == 6
-    scene.assert_exact()
     scene.assert_swept()

@@ -15,9 +15,11 @@ from acceptance.queueing import Queue, is_gone
 SOON_SECONDS = 6.0
 
 
-def start_two(queue: Queue, failpoint: str | None = None) -> tuple[Process, set[int]]:
-    up = queue.start_up("--workers", "2", "--concurrency", "1", failpoint=failpoint)
-    up.wait_for(lambda: len(queue.worker_pids()) == 2, "two workers")
+def start_up(
+    queue: Queue, failpoint: str | None = None, workers: int = 2
+) -> tuple[Process, set[int]]:
+    up = queue.start_up("--workers", str(workers), "--concurrency", "1", failpoint=failpoint)
+    up.wait_for(lambda: len(queue.worker_pids()) == workers, "its workers")
     return up, queue.worker_pids()
 
 
@@ -30,7 +32,7 @@ def test_a_killed_worker_is_started_again_and_all_stop_together(make_queue: Make
     flag = queue.scene.flag("raised")
     queue.submit_locked_sync()
     # Each process waits at its own first passage, so the next one does too.
-    up, pids = start_two(queue, failpoint=f"fence.raised=wait:{flag}")
+    up, pids = start_up(queue, failpoint=f"fence.raised=wait:{flag}")
     up.wait_for(flag.exists, "one of them to work")
     holder = queue.holder(queue.submitted[0])
     assert holder in pids
@@ -61,7 +63,7 @@ def test_up_stops_workers_that_are_at_work(make_queue: MakeQueue) -> None:
     queue = make_queue(1)
     flag = queue.scene.flag("raised")
     job_id = queue.submit_locked_sync()
-    up, pids = start_two(queue, failpoint=f"fence.raised=wait:{flag}")
+    up, pids = start_up(queue, failpoint=f"fence.raised=wait:{flag}")
     up.wait_for(flag.exists, "one of them to work")
     up.send(signal.SIGINT)
     ended = up.wait(SOON_SECONDS)
@@ -75,7 +77,7 @@ def test_a_killed_up_leaves_no_worker_behind(make_queue: MakeQueue) -> None:
     queue = make_queue(1)
     flag = queue.scene.flag("raised")
     job_id = queue.submit_locked_sync()
-    up, pids = start_two(queue, failpoint=f"fence.raised=wait:{flag}")
+    up, pids = start_up(queue, f"fence.raised=wait:{flag}", workers=1)
     up.wait_for(flag.exists, "one of them to work")
     assert up.kill().code == -signal.SIGKILL
     wait_until_gone(pids)
@@ -86,7 +88,7 @@ def test_a_killed_up_leaves_no_worker_behind(make_queue: MakeQueue) -> None:
 @pytest.mark.chaos
 def test_a_worker_that_cannot_live_ends_them_all(make_queue: MakeQueue) -> None:
     queue = make_queue(1)
-    up, pids = start_two(queue)
+    up, pids = start_up(queue)
     settings = queue.scene.folder / "tidegate.toml"
     settings.write_text(settings.read_text() + "[no_such_section]\n")
     os.kill(min(pids), signal.SIGKILL)

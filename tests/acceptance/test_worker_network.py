@@ -26,14 +26,14 @@ from tidegate.postgres.embedded import EmbeddedServer
 
 LOST = "control_database_lost"
 WORKER = {
-    "lease": "30s",
-    "heartbeat": "5s",
+    "lease": "18s",
+    "heartbeat": "3s",
     "poll": "1s",
     "sweep": "1s",
     "retry_after": "1s",
     "retry_at_most": "2s",
 }
-ANSWER_SECONDS = 5.0
+ANSWER_SECONDS = 3.0
 """a sixth of the lease"""
 SLACK_SECONDS = 5.0
 

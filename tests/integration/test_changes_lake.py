@@ -124,7 +124,7 @@ def test_what_was_landed_for_a_lake_is_discarded_and_swept(make_stream: Streams)
     assert stream.place.control.value(find) == 1
 
 
-@pytest.mark.parametrize("connection", ["lake", pytest.param("warehouse", marks=pytest.mark.chaos)])
+@pytest.mark.parametrize("connection", ["warehouse", pytest.param("lake", marks=pytest.mark.chaos)])
 def test_a_transformation_sees_the_rows_and_deletes_go_by_key(
     make_stream: Streams, connection: str
 ) -> None:

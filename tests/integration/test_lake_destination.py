@@ -1,7 +1,7 @@
 """The lake as destination: the common contract.
 
-merge is held to all of it, the other modes to what they do with rows: they share the statements
-and all that is around them. The rest of it in the other modes is run by make chaos.
+merge is held to all of it; the other modes share the statements and all that is around them, and
+are held to the contract by make chaos.
 """
 
 from __future__ import annotations
@@ -65,18 +65,6 @@ class TestDeleteInsert:
         older = load(harness, (1, "older", 3, False), (2, "b", 8, False), (3, "c", 1, True))
         assert (older.rows, older.changed) == (3, 2)
         assert harness.rows() == [(1, "older", 3), (2, "b", 8)]
-
-
-class TestWithoutAKey:
-    """append and replace without a key do with rows what they must."""
-
-    test_empties = (
-        RowsConformance.test_empty_batches_count_and_refused_ones_leave_no_marker_and_no_move
-    )
-
-    @pytest.fixture(params=[Mode.APPEND, Mode.REPLACE])
-    def make_harness(self, lake: Lake, request: pytest.FixtureRequest) -> MakeHarness:
-        return maker(lake, request.param, keyless=True)
 
 
 @pytest.mark.chaos

@@ -45,11 +45,9 @@ SUCCESSOR = ("fence.raised", "healed", "existed", *ZOMBIE[:5])
 # Where the one stands, how far the other gets before the one goes on, and whether the catalog
 # itself looks at the fence.
 DANGEROUS = {
-    ("branch.created", "existed", False),
     ("intent.noted", "fence.raised", False),
     ("intent.noted", "healed", True),
     ("intent.noted", "intent.noted", False),
-    ("branch.forwarded", "fence.raised", True),
     ("branch.forwarded", "publish.committed", False),
 }
 ORDERS = [

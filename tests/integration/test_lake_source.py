@@ -305,6 +305,7 @@ def test_a_transformation_sees_what_is_there_and_deletes_pass_it(lakes: Lake) ->
     assert lake.run_without_spark().found_nothing
 
 
+@pytest.mark.chaos
 def test_a_lake_is_copied_into_another(lakes: Lake) -> None:
     lake = lakes.table_of("copied")
     lake.create()

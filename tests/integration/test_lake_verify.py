@@ -299,6 +299,7 @@ def test_the_newest_row_of_a_key_is_the_one_that_spark_chose(shop: Shop) -> None
     assert (found.verdict, found.source_rows) == (Verdict.EQUAL, 5)
 
 
+@pytest.mark.chaos
 def test_what_a_transformation_makes_now_is_compared_repaired_and_nothing_of_it_stays(
     shop: Shop,
 ) -> None:

@@ -162,7 +162,8 @@ def test_a_table_made_while_the_catalog_is_listed_is_not_forgotten(
         found = metadata.list_locations(catalog)
         small_files(place, LATE, files=1)
         with opened(place) as (project, control):
-            cache_written_table(project.context, control, Endpoint("lake", LATE), anew=False)
+            table = project.context.destination(Endpoint("lake", LATE))
+            cache_written_table(project.context, control, table, anew=False)
         return found
 
     monkeypatch.setattr(table_cache, "list_locations", list_late)
