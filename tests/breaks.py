@@ -222,7 +222,7 @@ BREAKS = (
           " split_part(pipeline_name, '.', 1) = split_part(%(pipeline)s, '.', 1)",
           "tests/integration/test_target_owners.py -k belongs_to_one_sync"),
     Break("a merge may remove whatever it likes",
-          "src/tidegate/load/targets/postgres/modes.py",
+          "src/tidegate/load/targets/postgres/apply.py",
           "if limit is not None and limit.concerns(removed):\n            left",
           "if limit is not None and not removed:\n            left",
           "tests/integration/test_removal.py -k more_than_a_half"),

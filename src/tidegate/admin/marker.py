@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from psycopg import errors as pg
 
-from tidegate.config.sync import Mode
 from tidegate.config.task import TaskRun
 from tidegate.core.errors import UsageError
 from tidegate.core.relation import Endpoint, Relation
@@ -15,6 +14,7 @@ from tidegate.iceberg.metadata import read_table
 from tidegate.ledger.iceberg import Intent, Intents
 from tidegate.ledger.markers import MarkerRow, Markers
 from tidegate.load.context import Context
+from tidegate.load.modes import MODES, Request
 from tidegate.load.targets.iceberg.recovery import record_published
 from tidegate.postgres.connection import Connection
 from tidegate.postgres.queries import statement
@@ -160,11 +160,11 @@ def forget_task(context: Context, run: TaskRun) -> None:
         with context.plane.connect() as control:
             TaskMarkers(context.plane).forget(control, run)
         return
-    if task.mode is Mode.APPEND and not task.key:
-        raise UsageError(
-            f"task {run} appends to {task.target}: done again, its rows would be there twice",
-            f"remove them, then: tidegate marker forget {task.target} {run.update_id}",
-        )
+    refused = MODES[task.mode].refused(
+        Request.FORGET_TASK, task.key, task=run, target=task.target, update_id=run.update_id
+    )
+    if refused is not None:
+        raise UsageError(*refused)
     if context.is_lake(task.target.connection):
         raise UsageError(
             f"task {run} has published into {task.target}, and a lake's table itself says what is "

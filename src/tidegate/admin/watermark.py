@@ -8,13 +8,14 @@ from typing import Any
 
 from psycopg import errors as pg
 
-from tidegate.config.sync import Mode, Sync
+from tidegate.config.sync import Sync
 from tidegate.core.errors import BusyError, TidegateError, UsageError
 from tidegate.core.identity import sync_of
 from tidegate.core.watermark import CursorType, Watermark
 from tidegate.jobs.worker_records import user_name
 from tidegate.ledger.watermarks import Move, Watermarks
 from tidegate.load.context import Context
+from tidegate.load.modes import MODES, LoadMode, Request
 from tidegate.load.sources.resolve import resolve_source
 from tidegate.postgres.connection import Connection
 
@@ -79,7 +80,7 @@ class SyncWatermark:
                 _check_comparable(self.sync.name, current, cursor_type)
                 order, value = watermarks.compare(connection, value, current.value, cursor_type)
                 _check_finite(self.sync.name, value)
-                if forward and self.sync.mode is Mode.APPEND and not self.sync.key:
+                if forward:
                     self._refuse_half_loaded(connection, current, value, cursor_type)
                 _check_direction(self.sync.name, value, current.value, order, forward=forward)
             elif current.value is None and current.position is None:
@@ -119,12 +120,9 @@ class SyncWatermark:
                 f"sync {self.sync.name} loads everything each time and has no watermark",
                 f"to load it again: tidegate run {self.sync.name} --full-refresh",
             )
-        if self.sync.mode is Mode.APPEND and not source.key and not forward:
-            raise UsageError(
-                f"sync {self.sync.name} appends without a key: rows loaded again would be there "
-                "twice",
-                f"to load everything again: tidegate run {self.sync.name} --full-refresh",
-            )
+        refused = self._mode.refused(Request.REWIND, source.key, sync=self.sync.name)
+        if refused is not None and not forward:
+            raise UsageError(*refused)
         return source.cursor.type
 
     def _refuse_half_loaded(
@@ -132,15 +130,17 @@ class SyncWatermark:
     ) -> None:
         """Rows of one value that are there in part would be added again from the first."""
         reached = None if current.position is None else current.position[0]
-        if reached is None:
+        refused = self._mode.refused(
+            Request.SKIP_PART, self.sync.key, sync=self.sync.name, reached=reached
+        )
+        if reached is None or refused is None:
             return
         if self._watermarks().compare(connection, value, reached, cursor_type)[0] < 0:
-            raise UsageError(
-                f"rows of {self.sync.name} with {reached} are loaded in part, and it appends "
-                "without a key: they would be there twice",
-                f"finish them first: tidegate run {self.sync.name}; or load everything again: "
-                f"tidegate run {self.sync.name} --full-refresh",
-            )
+            raise UsageError(*refused)
+
+    @property
+    def _mode(self) -> LoadMode:
+        return MODES[self.sync.mode]
 
     def _watermarks(self) -> Watermarks:
         return Watermarks(self.context.ledger(self.sync.target.connection))

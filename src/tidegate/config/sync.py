@@ -121,10 +121,6 @@ class Rules:
             return replace(self, newest_wins=False)
         return self
 
-    def only_adds(self, *, full: bool) -> bool:
-        """Whether the rows go beside what is there, whatever that is; twice would be twice."""
-        return self.mode is Mode.APPEND and not full
-
     def allowed_rejects(self, rows: int) -> int:
         """How many of so many rows may be set aside; one at least, unless none is allowed."""
         return -int(-(self.reject_limit * rows) // 1)

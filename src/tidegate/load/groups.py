@@ -11,6 +11,7 @@ from tidegate.core.errors import DeclarationError, TidegateError
 from tidegate.core.identity import pipeline_name, sync_of
 from tidegate.core.relation import Column, Endpoint, Glob, Pattern, Relation, Table
 from tidegate.core.watermark import CursorType, NullPolicy, Watermark
+from tidegate.load.modes import MODES
 from tidegate.load.proposals import (
     Candidate,
     SkippedTable,
@@ -280,7 +281,7 @@ def _what_is_there(connection: Connection, group: Group, left_out: list[SkippedT
 
 def _choose(base: Sync, table: Table, before: RecordedDeclaration | None) -> Sync:
     """Mode, key and cursor of one table: as declared, else as loaded before, else as proposed."""
-    names = set(table.column_names)
+    declared, names = MODES[base.mode], set(table.column_names)
     notes: list[str] = []
     proposed: set[str] = set()
     key, _ = propose_key(table)
@@ -288,7 +289,7 @@ def _choose(base: Sync, table: Table, before: RecordedDeclaration | None) -> Syn
         key = base.key
     else:
         proposed.add("key")
-        if base.mode is Mode.APPEND:
+        if declared.only_adds:
             # Keeping every version of a row is for a person to ask for.
             key = ()
         if before is not None and before.key is not None and set(before.key) != set(key):
@@ -305,9 +306,9 @@ def _choose(base: Sync, table: Table, before: RecordedDeclaration | None) -> Syn
             proposed=frozenset(proposed),
             notes=tuple(notes),
         )
-    if base.changes == "snapshot" and base.mode is not Mode.REPLACE:
+    if base.changes == "snapshot" and not declared.loads_whole:
         return _choose_snapshot(base, table, key, notes, proposed)
-    if base.mode is not Mode.REPLACE:
+    if not declared.loads_whole:
         if base.cursor is not None and base.cursor in names:
             cursor = table.column(base.cursor)
         else:
@@ -328,13 +329,14 @@ def _choose(base: Sync, table: Table, before: RecordedDeclaration | None) -> Syn
             )
             cursor = None
     mode = base.mode
-    if mode is not Mode.REPLACE and (cursor is None or not (key or mode is Mode.APPEND)):
+    lacks_key = declared.needs_key and not key
+    if not declared.loads_whole and (cursor is None or lacks_key):
         notes.append(_why_replace(cursor, key))
         mode, cursor = Mode.REPLACE, None
     return replace(
         base,
         mode=mode,
-        key=key or (() if mode is Mode.REPLACE else None),
+        key=key or (() if MODES[mode].loads_whole else None),
         cursor=cursor.name if cursor is not None else None,
         null_cursor=null_cursor,
         lookback=_lookback(base, cursor, notes),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tidegate.config.sync import Mode, Sync
+from tidegate.config.sync import Sync
 from tidegate.core.batch import Batch
 from tidegate.core.relation import Column
 from tidegate.core.shape import Shape
@@ -13,6 +13,7 @@ from tidegate.iceberg.catalog import Catalog
 from tidegate.iceberg.metadata import read_table
 from tidegate.iceberg.table import IcebergTable
 from tidegate.load.context import Context
+from tidegate.load.modes import MODES
 from tidegate.load.sources.postgres import PostgresSource
 from tidegate.load.targets.iceberg.table import (
     adds_unrecorded,
@@ -239,7 +240,7 @@ class LakePlan:
     def target(self, shape: Shape | None, watermark: Watermark) -> TargetPlan:
         """What is there or is made; refuses as a run would."""
         sync, table = self.sync, self.table
-        if sync.mode is not Mode.REPLACE and watermark.rows_synced:
+        if not MODES[sync.mode].loads_whole and watermark.rows_synced:
             check_present(table, sync.target.relation, watermark, sync.project)
         if table is not None and adds_unrecorded(sync.mode, watermark) and table.has_rows():
             raise unrecorded(sync.target.relation, watermark, sync.project)

@@ -12,7 +12,7 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from tidegate.config import SparkSettings
-from tidegate.config.sync import Duplicates, Mode, Sync
+from tidegate.config.sync import Duplicates, Sync
 from tidegate.core.batch import Batch, BatchKind
 from tidegate.core.errors import ConnectionFailed, TidegateError
 from tidegate.core.shape import LoadedShape, Shape
@@ -31,6 +31,7 @@ from tidegate.load.declaration_changes import (
 from tidegate.load.engine import FINISHES_REFRESH
 from tidegate.load.groups import GroupTables
 from tidegate.load.inspection import ReadSessions, read_lock, refuse_other_plane
+from tidegate.load.modes import MODES
 from tidegate.load.plan import (
     CursorPlan,
     GroupPlan,
@@ -54,17 +55,16 @@ from tidegate.load.sources.snapshot import next_phase, read_promise, snapshot_wa
 from tidegate.load.sources.watermark_conditions import check_standing, pending_condition
 from tidegate.load.stage import passed_columns, typed_columns
 from tidegate.load.targets.postgres import statements as merge
+from tidegate.load.targets.postgres.apply import Application
 from tidegate.load.targets.postgres.drift import find_evolution
-from tidegate.load.targets.postgres.modes import Application
 from tidegate.load.targets.postgres.rejected_rows import passing_rows
 from tidegate.load.targets.postgres.table import (
     check_existing,
     check_present,
     fit_shape,
-    is_versioned,
     physical_table,
+    table_form,
     table_parts,
-    version_parts,
 )
 from tidegate.postgres.catalog import describe_table, is_empty
 from tidegate.postgres.connection import Connection, translate
@@ -373,9 +373,9 @@ def _plan_target(
     loaded: LoadedShape | None,
 ) -> TargetPlan:
     relation = sync.target.relation
-    if sync.mode is not Mode.REPLACE:
-        key = sync.key if shape is None else shape.key
-        adds = sync.mode is Mode.APPEND and not key
+    mode = MODES[sync.mode]
+    if not mode.loads_whole:
+        adds = mode.doubles(sync.key if shape is None else shape.key)
         check_present(connection, relation, watermark, sync.project, adds=adds)
     table = describe_table(connection, relation)
     exists = table is not None
@@ -397,7 +397,7 @@ def _plan_target(
 
 
 def _definitions(connection: Connection, sync: Sync, shape: Shape) -> tuple[str, ...]:
-    parts = version_parts(shape) if is_versioned(shape, sync.rules) else table_parts(shape)
+    parts = table_parts(shape, table_form(shape, sync.rules))
     return tuple(part.as_string(connection) for part in parts)
 
 
@@ -458,17 +458,9 @@ def _warnings(
 
 def _hidden_updates(sync: Sync, source: PostgresSource) -> list[str]:
     """Where a row that the lookback finds cannot take the place of one with a higher cursor."""
-    unseen = "an update that a slow clock stamped below the version before it is not taken"
-    if sync.mode is Mode.APPEND:
-        return [f"the view shows the version with the highest {sync.cursor}: {unseen}"]
-    if sync.mode is Mode.MERGE and (
-        sync.transform is not None or not source.table.proves_unique(source.key)
-    ):
-        return [
-            "nothing proves that the key is unique, so a row of the lookback never replaces one "
-            f"with a higher {sync.cursor}: {unseen}"
-        ]
-    return []
+    proven = sync.transform is None and source.table.proves_unique(source.key)
+    warning = MODES[sync.mode].hides_updates(sync.cursor, key_is_proven=proven)
+    return [] if warning is None else [warning]
 
 
 def _cursor_plan(connection: Connection, source: PostgresSource) -> CursorPlan | None:

@@ -15,6 +15,7 @@ from tidegate.core.relation import Relation
 from tidegate.core.shape import Shape
 from tidegate.core.watermark import CursorType, Watermark
 from tidegate.ledger.fences import Fence, FencedTable
+from tidegate.load.modes import MODES, Request
 from tidegate.postgres.connection import Connection
 
 
@@ -37,7 +38,8 @@ class Publication:
 
     @property
     def only_adds(self) -> bool:
-        return self.rules.only_adds(full=self.batch.kind is BatchKind.FULL)
+        """Whether the rows go beside what is there, whatever that is; twice would be twice."""
+        return MODES[self.rules.mode].only_adds and self.batch.kind is not BatchKind.FULL
 
     @property
     def rows(self) -> int:
@@ -80,6 +82,31 @@ class Target(FencedTable, Protocol):
 
     def publish(self, publication: Publication) -> Published:
         """Rows, marker and watermark, all or nothing, once."""
+
+
+def refuse_deletes(relation: Relation, shape: Shape, rules: Rules, *, full: bool = False) -> None:
+    """Refuse deletes where they have no meaning."""
+    if shape.deleted is None:
+        return
+    carried, mode = f"the rows for {relation} carry deletes", MODES[rules.mode]
+    if full and not mode.only_adds:
+        raise DeclarationError(
+            f"{carried}, and a full batch removes whatever it does not hold",
+            'load the changes in mode = "merge" or "delete_insert", or the whole without deletes',
+        )
+    refused = mode.refused(Request.DELETES, carried=carried)
+    if refused is not None:
+        raise DeclarationError(*refused)
+    if not shape.key:
+        raise DeclarationError(
+            f"{carried}, and without a key nobody can tell which rows are gone",
+            "declare a key with key = …",
+        )
+    if shape.deleted in shape.names:
+        raise DeclarationError(
+            f"{carried} in a column called {shape.deleted}, and so is a column of the target",
+            "rename that column at the source, or leave it out with exclude_columns",
+        )
 
 
 def refuse_outside(relation: Relation, rows: int, rules: Rules) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from tidegate.config.sync import Mode, Sync
+from tidegate.config.sync import Sync
 from tidegate.core.errors import DestinationError, StaleAttempt
 from tidegate.core.failpoints import reach
 from tidegate.core.table_actions import (
@@ -34,6 +34,7 @@ from tidegate.jobs.job import SYNC
 from tidegate.jobs.job_records import JobRecords
 from tidegate.ledger.iceberg import Intents, StagedFolders
 from tidegate.load.context import Context
+from tidegate.load.modes import MODES
 from tidegate.load.targets.iceberg.target import IcebergTarget
 from tidegate.maintenance import procedures
 from tidegate.maintenance.facts import TableFacts
@@ -126,7 +127,7 @@ def _readers(context: Context, destination: IcebergTarget) -> Iterator[Sync]:
         if (
             isinstance(one, Sync)
             and one.lake_source
-            and one.mode is not Mode.REPLACE
+            and not MODES[one.mode].loads_whole
             and one.source.relation == destination.relation
             and context.destination(one.source).identify() == resource
         ):

@@ -14,8 +14,8 @@ from tidegate.core.relation import Relation, Table
 from tidegate.core.shape import Shape
 from tidegate.ledger.fences import Fence
 from tidegate.load.context import Context
+from tidegate.load.modes import append as statements
 from tidegate.load.sources.resolve import resolve_source
-from tidegate.load.targets.postgres import statements
 from tidegate.postgres.catalog import describe_table
 from tidegate.postgres.connection import Connection, first_line
 

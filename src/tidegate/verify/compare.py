@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from psycopg import sql
 
 from tidegate.config.sync import Mode
+from tidegate.load.modes import MODES
 from tidegate.postgres.connection import Connection
 from tidegate.spark.binary_copy import copy_rows
 from tidegate.verify.report import RowDifference
@@ -405,7 +406,7 @@ def compare_multisets(
         ).fetchone()
         count = int(row[0]) if row else 0
         both = Side(found.connection, sql.SQL("{} UNION ALL {}").format(found.rows, aside))
-    at_least = mode is Mode.APPEND
+    at_least = MODES[mode].only_adds
     comparison, extra = Multisets(expected, both, hashing, at_least).compare()
     comparison = replace(comparison, found_rows=comparison.found_rows - count)
     unknown = max(0, comparison.found_rows - put_in) if at_least else 0

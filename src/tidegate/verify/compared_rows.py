@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from tidegate.config.sync import Mode, Sync
+from tidegate.config.sync import Sync
 from tidegate.core.batch import Batch, BatchKind
 from tidegate.core.errors import BusyError, DestinationError, DriftRefused
 from tidegate.core.relation import Table
 from tidegate.core.shape import LoadedShape, Shape
 from tidegate.core.watermark import Watermark, lsn_value
 from tidegate.load.context import Context
+from tidegate.load.modes import MODES
 from tidegate.load.sources.cdc.fold import DELETED_AT
 from tidegate.load.sources.cdc.pgoutput import TableTruncated, changed_keys
 from tidegate.load.sources.cdc.slot import SlotPeek, flushed_position
@@ -221,7 +222,7 @@ def rejected_side(
         return None
     columns = target_columns(table, shape.names, shape, "p")
     rows = sql.SQL("SELECT {} FROM {}").format(hashing.row(columns, columns), _typed(sync, table))
-    if sync.mode is not Mode.REPLACE:
+    if not MODES[sync.mode].loads_whole:
         return rows
     return sql.SQL("{} WHERE r.update_id = {}").format(rows, sql.Literal(watermark.update_id))
 

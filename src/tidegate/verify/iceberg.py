@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from psycopg import sql
 
-from tidegate.config.sync import Mode, Sync
+from tidegate.config.sync import Sync
 from tidegate.core.batch import Batch, StagedWrite
 from tidegate.core.errors import BusyError, StagingLost
 from tidegate.core.identity import new_attempt_id
@@ -22,6 +22,7 @@ from tidegate.iceberg.rows import staged_batches
 from tidegate.iceberg.table import IcebergTable
 from tidegate.load.context import Context
 from tidegate.load.inspection import ReadSessions
+from tidegate.load.modes import MODES
 from tidegate.load.sources.cdc.fold import DELETED_AT
 from tidegate.load.sources.cursor import tolerates_duplicates
 from tidegate.load.sources.postgres import PostgresSource
@@ -105,7 +106,7 @@ class LakeVerification:
     @property
     def _is_keyed(self) -> bool:
         """Append keeps every version in a lake, so that rows are found by all that they hold."""
-        return bool(self.source.key) and self.sync.mode is not Mode.APPEND
+        return bool(self.source.key) and not MODES[self.sync.mode].only_adds
 
     def _compare_passed(self) -> ComparedSync:
         shape = lake_shape(self.source)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tidegate.config.sync import Mode, Sync
+from tidegate.config.sync import Sync
 from tidegate.core.watermark import Horizon, NullPolicy, Watermark
+from tidegate.load.modes import MODES
 from tidegate.verify.report import Rejection, RowLoad, RowReason
 from tidegate.verify.row import SourceRow, TargetRow
 
@@ -47,7 +48,7 @@ class Facts:
             return self._filtered()
         if self.watermark.version == 0:
             return RowReason.NOT_YET, f"sync {self.sync.name} has never run", self._run
-        if self.sync.mode is Mode.REPLACE:
+        if MODES[self.sync.mode].loads_whole:
             return self._replaced()
         if self.sync.changes == "snapshot":
             return self._by_transaction()
@@ -71,12 +72,12 @@ class Facts:
                     f"{self.edited_in}"
                 )
                 return RowReason.EDITED, sentence, self._refresh
-            if sync.mode is Mode.REPLACE:
+            if MODES[sync.mode].loads_whole:
                 return RowReason.DELETED, f"{gone}; the next run removes it here", self._run
             if sync.changes == "cdc":
                 return self._deleted_by_changes(gone)
             keeps = "append keeps what it has loaded"
-            if sync.mode is not Mode.APPEND:
+            if MODES[sync.mode].repairable:
                 by = "a cursor" if sync.changes == "cursor" else "transactions"
                 keeps = f"{sync.mode} by {by} does not see deleted rows"
                 return RowReason.DELETED, f"{gone}, but the target does: {keeps}", self._repair
@@ -90,7 +91,7 @@ class Facts:
         where = f"it does not meet where = {self.sync.where!r}"
         if self.target is None:
             return RowReason.FILTERED, f"{where}, so it is not loaded", None
-        if self.sync.mode is Mode.REPLACE:
+        if MODES[self.sync.mode].loads_whole:
             return RowReason.FILTERED, f"{where} any more; the next run removes it here", self._run
         return (
             RowReason.FILTERED,
@@ -300,7 +301,7 @@ class Facts:
 
     @property
     def _rewind(self) -> str:
-        if self.sync.mode is Mode.APPEND and not self.sync.key:
+        if MODES[self.sync.mode].doubles(self.sync.key):
             return self._refresh
         return f"to load it: tidegate watermark rewind {self.sync.name} VALUE --reason …"
 

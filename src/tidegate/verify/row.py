@@ -17,13 +17,13 @@ from tidegate.core.shape import Shape
 from tidegate.core.watermark import Horizon, Watermark
 from tidegate.iceberg.rows import SnapshotRows
 from tidegate.iceberg.table import IcebergTable, Snapshot
+from tidegate.load.modes import MODES, append
 from tidegate.load.sources.horizon import readable
 from tidegate.load.sources.key_order import KeyOrder
 from tidegate.load.sources.postgres import PostgresSource
 from tidegate.load.sources.reading import bounded
 from tidegate.load.sources.watermark_conditions import pending_condition
 from tidegate.load.stage import passed_columns
-from tidegate.load.targets.postgres import statements
 from tidegate.load.targets.postgres.rejected_rows import rejected_table
 from tidegate.postgres.catalog import describe_table
 from tidegate.postgres.connection import Connection, first_line
@@ -210,12 +210,12 @@ def read_target(
 
 def read_version(connection: Connection, sync: Sync, key: Key) -> tuple[str, int] | None:
     """The load that the newest version names, and how many versions there are."""
-    raw = statements.raw_table(sync.target.relation)
+    raw = append.raw_table(sync.target.relation)
     table = describe_table(connection, raw)
     if table is None:
         return None
     cursor = sync.cursor if sync.cursor and table.column(sync.cursor) else None
-    order = statements.newest_first(Shape((), tuple(key), cursor, key_is_unique=True))
+    order = append.newest_first(Shape((), tuple(key), cursor, key_is_unique=True))
     row = connection.execute(
         sql.SQL("SELECT update_id, count(*) OVER () FROM {} WHERE {} ORDER BY {} LIMIT 1").format(
             qualified(raw), same_key(table, key), order
@@ -250,7 +250,7 @@ def read_rejection(connection: Connection, sync: Sync, target: Table, key: Key) 
 
 
 def _is_plain(sync: Sync) -> bool:
-    return sync.mode == "append" and not sync.key
+    return MODES[sync.mode].doubles(sync.key)
 
 
 def _texts(values: Sequence[sql.Composable]) -> sql.Composed:

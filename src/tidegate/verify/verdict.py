@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tidegate.config.sync import Mode, Sync
+from tidegate.config.sync import Sync
 from tidegate.core.watermark import Watermark
+from tidegate.load.modes import MODES
 from tidegate.verify.compare import Comparison
 from tidegate.verify.compared_rows import UncomparedRows
 from tidegate.verify.report import RowDifference, Verdict, Verification
@@ -72,7 +73,7 @@ def _notes(sync: Sync, found: ComparedSync) -> list[str]:
     if found.left_out.without_cursor:
         count = found.left_out.without_cursor
         notes.append(f"{count:,} rows without a cursor were not compared")
-    if found.keyless and sync.mode is Mode.APPEND:
+    if found.keyless and MODES[sync.mode].only_adds:
         why = "append keeps every version here" if sync.key else "rows have no key here"
         notes.append(
             f"{why}: each loaded row of the source must be there, at least as often, and no more "
@@ -103,7 +104,7 @@ def _way_out(sync: Sync, difference: RowDifference, found: ComparedSync) -> str:
         reasons.append("missing rows came in below the watermark (late, or stamped low)")
     if difference.missing and found.keyless:
         reasons = ["missing rows came in late, or were changed without a higher cursor"]
-    if difference.extra and found.keyless and sync.mode is Mode.APPEND:
+    if difference.extra and found.keyless and MODES[sync.mode].only_adds:
         reasons.append(
             "more rows are there than its loads put in: somebody else has written them, or a load "
             "is in twice, as after a ledger was restored from a backup"
@@ -119,7 +120,7 @@ def _way_out(sync: Sync, difference: RowDifference, found: ComparedSync) -> str:
         reasons.append(
             "different rows were changed without a higher cursor, or changed in the target"
         )
-    if sync.mode is Mode.REPLACE:
+    if MODES[sync.mode].loads_whole:
         reasons = [
             "somebody else has written to the target"
             + (
@@ -133,7 +134,7 @@ def _way_out(sync: Sync, difference: RowDifference, found: ComparedSync) -> str:
             "a transformation that looks beyond single rows also differs from batch to batch"
         )
     why = "; ".join(reasons)
-    if sync.mode in (Mode.MERGE, Mode.DELETE_INSERT) and not found.keyless:
+    if MODES[sync.mode].repairable and not found.keyless:
         return (
             f"{why}. To load again what differs: tidegate verify {sync.name} --repair; "
             f"or everything: {again}"

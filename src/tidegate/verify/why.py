@@ -10,7 +10,7 @@ import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
-from tidegate.config.sync import Mode, Sync
+from tidegate.config.sync import Sync
 from tidegate.core.batch import Batch, BatchKind
 from tidegate.core.errors import DeclarationError, UsageError
 from tidegate.core.relation import Endpoint, Relation, Table
@@ -23,6 +23,7 @@ from tidegate.ledger.watermarks import Watermarks
 from tidegate.load.context import Context
 from tidegate.load.declaration_changes import refuse_changed_declaration
 from tidegate.load.inspection import ReadSessions
+from tidegate.load.modes import MODES
 from tidegate.load.sources.horizon import read_horizon
 from tidegate.load.sources.postgres import PostgresSource
 from tidegate.load.sources.reading import bounded, read_only
@@ -262,7 +263,7 @@ class _Explaining:
         shape = None if sync.transform else passthrough_shape(target, source)
         row = read_target(target, sync, table, shape, key)
         versions = 0 if row is None else row.rows
-        if row is not None and sync.mode is Mode.APPEND and sync.key:
+        if row is not None and MODES[sync.mode].table(sync.key).holds_versions:
             version = read_version(target, sync, key)
             if version is not None:
                 row, versions = replace(row, update_id=version[0]), version[1]

@@ -429,7 +429,7 @@ def _print_load(sync: Sync, load: LoadResult) -> None:
 
 
 def _summary(sync: Sync, report: RunReport) -> str:
-    from tidegate.config.sync import Mode
+    from tidegate.load.modes import MODES
     from tidegate.load.targets.postgres.rejected_rows import rejected_table
 
     name = sync.name
@@ -438,9 +438,8 @@ def _summary(sync: Sync, report: RunReport) -> str:
     if report.status == "stale":
         return f"{name}: another attempt took over; this one published nothing more"
     watermark = report.outcome.watermark.value if report.outcome.watermark else None
-    at = (
-        f"watermark {watermark or 'at the start'}" if sync.mode is not Mode.REPLACE else "all of it"
-    )
+    whole = MODES[sync.mode].loads_whole
+    at = "all of it" if whole else f"watermark {watermark or 'at the start'}"
     if report.found_nothing:
         text = f"{name}: ran, found nothing new; {at}"
     else:

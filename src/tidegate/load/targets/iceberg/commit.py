@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate.config.sync import Duplicates, Mode, Rules
+from tidegate.config.sync import Rules
 from tidegate.core.batch import Batch, BatchKind, StagedWrite
 from tidegate.core.relation import Relation
 from tidegate.core.shape import Shape
@@ -16,7 +16,9 @@ from tidegate.iceberg.metadata import file_io, open_table, read_table
 from tidegate.iceberg.session import IcebergSession, register_files
 from tidegate.iceberg.staged_files import staged_path
 from tidegate.iceberg.table import MAIN, UPDATE_ID, IcebergTable, Snapshot
-from tidegate.load.targets.postgres.modes import AppliedRows
+from tidegate.load.modes import MODES, LoadMode
+from tidegate.load.targets.iceberg.statement import IcebergStatement, Narrowing
+from tidegate.load.targets.postgres.apply import AppliedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,45 +40,24 @@ class LakeApplication:
     @property
     def registers(self) -> bool:
         """Whether the files become the table's own as they are."""
-        is_whole = not self._folds and self.shape.deleted is None
+        is_whole = not self._mode.folds(self.shape, self.rules) and self.shape.deleted is None
         return self._only_adds and is_whole and self.is_plain and self.is_classic
 
-    @property
-    def merges(self) -> bool:
-        by_key = bool(self.shape.key) and self.rules.mode is not Mode.APPEND
-        by_key = by_key and not self.rules.replaces_part
-        return by_key and not self._only_adds
-
-    def statement(
-        self, into: str, rows: str, *, bounds: Sequence[object] = (), all_newer: bool = False
-    ) -> str:
+    def statement(self, into: str, rows: str, narrow: Callable[[], Narrowing] = Narrowing) -> str:
         """What puts the rows in, where their files are not registered."""
-        if self._folds:
+        if self._mode.folds(self.shape, self.rules):
             rows = statements.newest_rows(rows, self.shape)
-        if self.rules.replaces_part and not self._only_adds:
-            return statements.replace_part(into, rows, self.shape, self.rules.within)
-        if not self.merges:
-            return statements.insert_rows(into, rows, self.shape, overwrite=not self._only_adds)
-        return statements.merge_rows(
-            into,
-            rows,
-            self.shape,
-            newest_wins=self.rules.newest_wins
-            and self.rules.mode is not Mode.DELETE_INSERT
-            and not self.full,
-            full=self.full,
-            bounds=bounds,
-            all_newer=all_newer,
-        )
+        found = IcebergStatement(into, rows, self.shape, self.rules, self.full, narrow)
+        return found.insert() if self._only_adds else self._mode.iceberg(found)
 
     @property
-    def _folds(self) -> bool:
-        newest = self.rules.duplicates is Duplicates.NEWEST and self.rules.mode is not Mode.APPEND
-        return newest and self.shape.may_repeat_keys
+    def _mode(self) -> LoadMode:
+        return MODES[self.rules.mode]
 
     @property
     def _only_adds(self) -> bool:
-        return self.rules.only_adds(full=self.full) or (self.on_branch and not self.has_rows)
+        adds = self._mode.only_adds and not self.full
+        return adds or (self.on_branch and not self.has_rows)
 
 
 # Their bounds are exact, where those of texts are cut off, and whole numbers in any file.
@@ -193,7 +174,7 @@ class IcebergCommit:
                 none = statements.no_rows(self.shape)
                 clear = statements.insert_rows(into, none, self.shape, overwrite=True)
                 self.session.run(clear)
-            emptied = full and self.rules.mode is not Mode.REPLACE
+            emptied = full and not MODES[self.rules.mode].loads_whole
             changed = table.rows(branch or MAIN) if full else 0
             return AppliedRows(changed, first=False, emptied=emptied)
         application = LakeApplication(
@@ -208,7 +189,8 @@ class IcebergCommit:
         if application.registers:
             self._register(branch, marks)
             return AppliedRows(self.count, first=not had)
-        self.session.run(self._statement(application, into, branch))
+        rows = self.view()
+        self.session.run(application.statement(into, rows, lambda: self._narrow(rows, branch)))
         after = read_table(self.session.catalog, self.relation)
         assert after is not None
         if full and branch is not None and had:
@@ -228,7 +210,7 @@ class IcebergCommit:
         if limit is None or batch.kind is not BatchKind.FULL:
             return
         rows = table.rows(branch or MAIN)
-        by_key = bool(self.shape.key) and self.rules.mode is not Mode.APPEND
+        by_key = bool(self.shape.key) and not MODES[self.rules.mode].only_adds
         if not self.writes or not by_key:
             limit.check(self.relation, rows - self.count, rows)
         elif branch is None and limit.concerns(rows):
@@ -255,16 +237,12 @@ class IcebergCommit:
         assert after is not None
         return AppliedRows(_count_changed(after, branch, marks), first=False)
 
-    def _statement(self, application: LakeApplication, into: str, branch: str | None) -> str:
-        rows = self.view()
-        if not application.merges or application.full:
-            return application.statement(into, rows)
+    def _narrow(self, rows: str, branch: str | None) -> Narrowing:
         if branch is not None:
-            return application.statement(into, rows, all_newer=self._is_newer(branch))
+            return Narrowing(all_newer=self._is_newer(branch))
         # On main, whatever others add meanwhile could be one of these rows.
         question = statements.find_bounds(rows, self.shape)
-        bounds = () if question is None else self.session.run(question)[0]
-        return application.statement(into, rows, bounds=bounds)
+        return Narrowing(() if question is None else self.session.run(question)[0])
 
     def _is_newer(self, branch: str) -> bool:
         """Whether the cursor of every row is above all that is there."""

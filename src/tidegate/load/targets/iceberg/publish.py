@@ -36,7 +36,7 @@ from tidegate.load.targets.iceberg.recovery import (
     record_published,
     unknown_outcome,
 )
-from tidegate.load.targets.postgres.modes import AppliedRows
+from tidegate.load.targets.postgres.apply import AppliedRows
 
 _RACES = 3
 _DIRECT_TRIES = 10

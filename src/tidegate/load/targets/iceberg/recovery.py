@@ -24,7 +24,7 @@ from tidegate.ledger.ledger import Ledger
 from tidegate.ledger.markers import Markers
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.load.target import Publication
-from tidegate.load.targets.postgres.modes import AppliedRows
+from tidegate.load.targets.postgres.apply import AppliedRows
 from tidegate.postgres.connection import Connection
 
 if TYPE_CHECKING:

@@ -17,8 +17,9 @@ from tidegate.iceberg import statements
 from tidegate.iceberg.catalog import Catalog, backticked
 from tidegate.iceberg.session import IcebergSession
 from tidegate.iceberg.table import IcebergField, IcebergTable, branch_name
+from tidegate.load.modes import MODES
+from tidegate.load.target import refuse_deletes
 from tidegate.load.targets.iceberg.commit import LakeApplication
-from tidegate.load.targets.postgres.statements import refuse_deletes
 
 # Small changes to a large table are written as they are; maintenance folds them in later.
 DEFAULTS = {
@@ -58,7 +59,7 @@ def check_present(
 
 def adds_unrecorded(mode: Mode, watermark: Watermark) -> bool:
     """Whether a load would add its rows, with or without a key, and is the first that is known."""
-    return mode is Mode.APPEND and watermark.version == 0
+    return MODES[mode].only_adds and watermark.version == 0
 
 
 def ensure_target(

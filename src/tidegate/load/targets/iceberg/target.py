@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from tidegate.config.sync import Duplicates, Layout, Mode, Rules
+from tidegate.config.sync import Duplicates, Layout, Rules
 from tidegate.core.batch import BatchKind, Published, StagedWrite
 from tidegate.core.errors import (
     KEY_IN_LOG,
@@ -31,12 +31,12 @@ from tidegate.ledger.iceberg import Intents, StagedFolder, StagedFolders
 from tidegate.ledger.ledger import Ledger, Staging
 from tidegate.ledger.markers import Markers
 from tidegate.ledger.watermarks import Watermarks
-from tidegate.load.target import Publication, refuse_outside
+from tidegate.load.modes import MODES
+from tidegate.load.target import Publication, refuse_deletes, refuse_outside
 from tidegate.load.targets.iceberg.commit import IcebergCommit
 from tidegate.load.targets.iceberg.publish import IcebergPublish, drop_branch
 from tidegate.load.targets.iceberg.recovery import IcebergTableState, has_rows
 from tidegate.load.targets.iceberg.table import adds_unrecorded, ensure_target, missing_table
-from tidegate.load.targets.postgres.statements import refuse_deletes
 from tidegate.load.targets.postgres.table import unrecorded
 from tidegate.postgres.connection import Connection
 from tidegate.spark.session import SparkSessions
@@ -179,7 +179,7 @@ class IcebergTarget:
         source_names: Collection[str] = (),
     ) -> tuple[str, ...]:
         table = self.read()
-        if watermark is not None and rules.mode is not Mode.REPLACE and watermark.rows_synced:
+        if watermark is not None and not MODES[rules.mode].loads_whole and watermark.rows_synced:
             self._check_present(table, watermark)
         first = watermark is not None and adds_unrecorded(rules.mode, watermark)
         if watermark is not None and first and self._has_rows(table):

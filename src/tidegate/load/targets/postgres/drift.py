@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from tidegate.config.sync import DriftPolicy, Mode, Rules
+from tidegate.config.sync import DriftPolicy, Rules
 from tidegate.core.errors import DriftRefused
 from tidegate.core.relation import Column, Relation, RelationKind, Table
 from tidegate.core.shape import LoadedColumn, LoadedShape, Shape, StagedColumn
+from tidegate.load.modes import MODES
 from tidegate.load.targets.postgres.schema_changes import (
     Added,
     Change,
@@ -23,7 +24,7 @@ from tidegate.load.targets.postgres.schema_changes import (
     rewrites,
     widens,
 )
-from tidegate.load.targets.postgres.table import is_versioned, physical_table, retype_by_hand
+from tidegate.load.targets.postgres.table import physical_table, retype_by_hand, table_form
 from tidegate.postgres.catalog import describe_table, partition_oids
 from tidegate.postgres.connection import Connection
 
@@ -181,7 +182,7 @@ class ShapeComparison:
     def _new(self, column: StagedColumn) -> ColumnDrift:
         change = Added(column.name, column.target_type)
         filled = ""
-        if self.rules.mode is not Mode.REPLACE:
+        if not MODES[self.rules.mode].loads_whole:
             filled = "; rows loaded before have NULL there until they change" + _WAY_TO_FILL
         return ColumnDrift(
             drift=f"column {column.name} {column.target_type} is new",
@@ -192,7 +193,7 @@ class ShapeComparison:
         )
 
     def _now_loaded(self, column: StagedColumn) -> str | None:
-        if self.rules.mode is Mode.REPLACE:
+        if MODES[self.rules.mode].loads_whole:
             return None
         return (
             f"column {column.name} is loaded from now on; rows loaded before keep what they have "
@@ -329,8 +330,9 @@ def _find_view(
     retyped: bool,
 ) -> DependentView | None:
     """The view over a table of versions, where it lacks a column or stands in the way."""
-    view = describe_table(connection, relation) if is_versioned(shape, rules) else None
-    if view is None or view.kind is not RelationKind.VIEW:
+    statement = table_form(shape, rules).view
+    view = None if statement is None else describe_table(connection, relation)
+    if statement is None or view is None or view.kind is not RelationKind.VIEW:
         return None
     there = set(table.column_names)
     kept = [name for name in view.column_names if name in there]
@@ -338,4 +340,4 @@ def _find_view(
     dropped_first = retyped or len(kept) < len(view.columns)
     if not missing and not dropped_first:
         return None
-    return DependentView(shape, (*kept, *missing), dropped_first)
+    return DependentView(statement(relation, shape, (*kept, *missing)), dropped_first)

@@ -16,7 +16,6 @@ from tidegate.core.failpoints import reach
 from tidegate.core.relation import Column, Relation, Table
 from tidegate.core.shape import Shape
 from tidegate.ledger.fences import Fence, Fences, publisher_name
-from tidegate.load.targets.postgres import statements as append
 from tidegate.postgres.catalog import partition_oids
 from tidegate.postgres.connection import Connection, dependents, first_line, session_lost
 from tidegate.postgres.queries import qualified
@@ -99,10 +98,9 @@ _GAVE_WAY = (pg.LockNotAvailable, pg.QueryCanceled, pg.DeadlockDetected)
 
 @dataclass(frozen=True, slots=True)
 class DependentView:
-    """The view of a table of versions, to be made anew with these columns."""
+    """The view of a table of versions, to be made anew."""
 
-    shape: Shape
-    columns: tuple[str, ...]
+    statement: sql.Composed
     dropped_first: bool
     """columns of a view can be added, but neither changed nor taken away"""
 
@@ -129,7 +127,7 @@ class Evolution:
         if self.actions:
             found.append(alter(self.table.relation, *self.actions))
         if self.view is not None:
-            found.append(append.view_statement(self.relation, self.view.shape, self.view.columns))
+            found.append(self.view.statement)
         return found
 
 

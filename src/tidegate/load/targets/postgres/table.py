@@ -7,14 +7,15 @@ from dataclasses import replace
 from psycopg import errors as pg
 from psycopg import sql
 
-from tidegate.config.sync import Mode, Rules
+from tidegate.config.sync import Rules
 from tidegate.core.errors import DestinationError, TargetGone, TargetUnknown
 from tidegate.core.identity import sync_of
 from tidegate.core.relation import Column, Relation, RelationKind, Table
 from tidegate.core.shape import Shape
 from tidegate.core.watermark import Watermark
-from tidegate.load.targets.postgres import statements
-from tidegate.load.targets.postgres import statements as append
+from tidegate.load.modes import MODES, TableForm
+from tidegate.load.modes.append import VERSIONS
+from tidegate.load.target import refuse_deletes
 from tidegate.load.targets.postgres.rejected_rows import (
     COLUMNS,
     check_conditions,
@@ -22,46 +23,30 @@ from tidegate.load.targets.postgres.rejected_rows import (
     rejected_table,
 )
 from tidegate.load.targets.postgres.schema_changes import accepts, converted, needs_zone, retyping
-from tidegate.load.targets.postgres.statements import refuse_deletes
 from tidegate.postgres.catalog import OPERATORS, describe_table, is_empty
 from tidegate.postgres.connection import Connection, first_line
 from tidegate.postgres.queries import column_list, qualified
 
 
-def create_table(connection: Connection, relation: Relation, shape: Shape) -> None:
-    """Make a table for the rows, and its schema if need be."""
-    _create(connection, relation, relation, table_statements(relation, shape))
+def create_table(connection: Connection, relation: Relation, shape: Shape, form: TableForm) -> None:
+    """Make a table for the rows and the view over it, if it has one, and its schema if need be."""
+    table = form.place(relation)
+    statements = [_create_table(table, table_parts(shape, form))]
+    if form.index is not None:
+        statements.append(form.index(relation, shape))
+    _create(connection, relation, table, statements)
+    if form.view is not None:
+        _create_view(connection, form.view(relation, shape, shape.names))
 
 
-def create_versions(connection: Connection, relation: Relation, shape: Shape) -> None:
-    """Make the table of all versions and the view of the newest over it."""
-    _create(connection, relation, append.raw_table(relation), version_statements(relation, shape))
-    append.create_view(connection, relation, shape)
-
-
-def table_statements(relation: Relation, shape: Shape) -> list[sql.Composed]:
-    return [_create_table(relation, table_parts(shape))]
-
-
-def version_statements(relation: Relation, shape: Shape) -> list[sql.Composed]:
-    return [
-        _create_table(append.raw_table(relation), version_parts(shape)),
-        append.create_index(relation, shape),
-    ]
-
-
-def table_parts(shape: Shape) -> list[sql.Composed]:
+def table_parts(shape: Shape, form: TableForm) -> list[sql.Composed]:
     """What stands inside CREATE TABLE."""
-    key = [sql.SQL("PRIMARY KEY ({})").format(column_list(shape.key))] if shape.key else []
-    return [*definitions(shape), *key]
-
-
-def version_parts(shape: Shape) -> list[sql.Composed]:
-    """The same for a table of all versions."""
-    added = (
+    added = [
         sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind))
-        for name, kind in append.ADDED.items()
-    )
+        for name, kind in form.added.items()
+    ]
+    if shape.key and not form.holds_versions:
+        added.append(sql.SQL("PRIMARY KEY ({})").format(column_list(shape.key)))
     return [*definitions(shape), *added]
 
 
@@ -103,6 +88,15 @@ def _create(
         ) from None
 
 
+def _create_view(connection: Connection, statement: sql.Composed) -> None:
+    try:
+        with connection.transaction():
+            connection.execute(statement)
+    except pg.UniqueViolation:
+        # Somebody else made it in the same moment.
+        connection.execute(statement)
+
+
 def _create_schema(connection: Connection, schema: str) -> None:
     exists = connection.execute(
         "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = %s)", (schema,)
@@ -114,10 +108,7 @@ def _create_schema(connection: Connection, schema: str) -> None:
 def ensure_target(connection: Connection, relation: Relation, shape: Shape, rules: Rules) -> None:
     """Create the target if it is missing, else check that it can take the rows."""
     if not check_existing(connection, relation, shape, rules):
-        if is_versioned(shape, rules):
-            create_versions(connection, relation, shape)
-        else:
-            create_table(connection, relation, shape)
+        create_table(connection, relation, shape, table_form(shape, rules))
         # Somebody else may have made it in the same moment, and otherwise.
         check_existing(connection, relation, shape, rules)
     ensure_rejected(connection, relation, shape, rules)
@@ -133,27 +124,24 @@ def check_existing(
     """Whether the target is there; refuses one that cannot take the rows, once it is `evolved`."""
     refuse_deletes(relation, shape, rules)
     check_conditions(connection, shape, rules.checks)
-    table = relation
-    if is_versioned(shape, rules):
-        statements.check_names(relation, shape)
-        if not statements.check_view(connection, relation):
-            return False
-        table = statements.raw_table(relation)
-    existing = evolved or describe_table(connection, table)
+    form = table_form(shape, rules)
+    if form.check is not None and not form.check(connection, relation, shape):
+        return False
+    existing = evolved or describe_table(connection, form.place(relation))
     if existing is None:
         return False
     check_target(connection, relation, existing, shape, rules)
     return True
 
 
-def is_versioned(shape: Shape, rules: Rules) -> bool:
-    """Whether every version of a row is kept, behind a view."""
-    return rules.mode is Mode.APPEND and bool(shape.key)
+def table_form(shape: Shape, rules: Rules) -> TableForm:
+    """How the rows lie in the target."""
+    return MODES[rules.mode].table(shape.key)
 
 
 def physical_table(relation: Relation, shape: Shape, rules: Rules) -> Relation:
     """The table that takes the rows: the target, or the one behind its view."""
-    return statements.raw_table(relation) if is_versioned(shape, rules) else relation
+    return table_form(shape, rules).place(relation)
 
 
 def fit_shape(connection: Connection, relation: Relation, shape: Shape) -> Shape:
@@ -264,7 +252,8 @@ def check_target(
                 f"its column {column.name} is {existing.type}, the rows have {column.target_type}"
                 + _type_words(connection, target, table, existing, column.target_type)
             )
-    names = {*shape.names, *(statements.ADDED if is_versioned(shape, rules) else ())}
+    mode = MODES[rules.mode]
+    names = {*shape.names, *mode.table(shape.key).added}
     for column_name in _required_columns(connection, table):
         if column_name not in names:
             problems.append(
@@ -273,15 +262,15 @@ def check_target(
                 .format(qualified(relation), sql.Identifier(column_name))
                 .as_string(connection)
             )
-    upserts = rules.mode in (Mode.MERGE, Mode.REPLACE) and bool(shape.key)
-    if upserts and not any(set(unique) == set(shape.key) for unique in table.unique_keys):
+    by_index = mode.needs_unique_index and bool(shape.key)
+    if by_index and not any(set(unique) == set(shape.key) for unique in table.unique_keys):
         problems.append(
             f"it has no unique index on ({', '.join(shape.key)}): "
             + sql.SQL("ALTER TABLE {} ADD UNIQUE ({})")
             .format(qualified(relation), column_list(shape.key))
             .as_string(connection)
         )
-    if rules.mode is Mode.DELETE_INSERT or (rules.mode is Mode.REPLACE and not shape.key):
+    if mode.reinserts(shape.key):
         problems += _cascades(connection, table, rules)
     if problems:
         raise DestinationError(
@@ -358,13 +347,13 @@ def _required_columns(connection: Connection, table: Table) -> list[str]:
 
 def drop_target(connection: Connection, relation: Relation) -> None:
     """Drop the target in the caller's transaction; what is not ours stands in the way."""
-    raw, rejected = statements.raw_table(relation), rejected_table(relation)
+    raw, rejected = VERSIONS.place(relation), rejected_table(relation)
     target = describe_table(connection, relation)
     try:
         if (
             target is not None
             and target.kind is RelationKind.VIEW
-            and _has(connection, raw, set(statements.ADDED))
+            and _has(connection, raw, set(VERSIONS.added))
         ):
             connection.execute(sql.SQL("DROP VIEW {}").format(qualified(relation)))
             connection.execute(sql.SQL("DROP TABLE {}").format(qualified(raw)))

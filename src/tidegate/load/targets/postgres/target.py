@@ -13,7 +13,7 @@ import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
-from tidegate.config.sync import Duplicates, Mode, Rules
+from tidegate.config.sync import Rules
 from tidegate.core.batch import BatchKind, Published, StagedWrite, remember
 from tidegate.core.errors import (
     KEY_IN_LOG,
@@ -32,11 +32,12 @@ from tidegate.ledger.fences import Fence, Fences, publisher_name
 from tidegate.ledger.ledger import Ledger, Staging
 from tidegate.ledger.markers import Markers
 from tidegate.ledger.watermarks import Watermarks
-from tidegate.load.target import Publication, refuse_outside
+from tidegate.load.modes import MODES
+from tidegate.load.target import Publication, refuse_deletes, refuse_outside
 from tidegate.load.targets.postgres import statements as deletes
 from tidegate.load.targets.postgres import statements as merge
+from tidegate.load.targets.postgres.apply import Application, AppliedRows, LateRows
 from tidegate.load.targets.postgres.drift import find_evolution
-from tidegate.load.targets.postgres.modes import Application, AppliedRows, LateRows
 from tidegate.load.targets.postgres.rejected_rows import passing_rows, set_aside
 from tidegate.load.targets.postgres.schema_changes import (
     LOCK_SECONDS,
@@ -139,8 +140,9 @@ class PostgresTarget:
                 # A load of somebody's own DataFrame: nothing is known of an earlier shape.
                 ensure_target(connection, self.relation, shape, rules)
                 return notes
-            if rules.mode is not Mode.REPLACE:
-                adds = rules.mode is Mode.APPEND and not shape.key
+            mode = MODES[rules.mode]
+            if not mode.loads_whole:
+                adds = mode.doubles(shape.key)
                 check_present(connection, self.relation, watermark, self.project, adds=adds)
             loaded = LoadedShape.recorded(watermark.declaration, source_names)
             evolution = find_evolution(connection, self.relation, shape, rules, loaded)
@@ -193,7 +195,7 @@ class PostgresTarget:
                     "choose a key that every row has",
                 )
             # Two rows with one key are two versions where all versions are kept.
-            tolerated = rules.duplicates is Duplicates.NEWEST or rules.mode is Mode.APPEND
+            tolerated = MODES[rules.mode].tolerates_repeats(rules.duplicates)
             if tolerated or not shape.may_repeat_keys:
                 return
             twice = connection.execute(merge.duplicate_key_statement(rows, shape)).fetchone()
@@ -209,7 +211,7 @@ class PostgresTarget:
     def publish(self, publication: Publication) -> Published:
         """Rows, marker and watermark in one commit; a lost answer is resolved, never assumed."""
         full = publication.batch.kind is BatchKind.FULL
-        deletes.refuse_deletes(self.relation, publication.shape, publication.rules, full=full)
+        refuse_deletes(self.relation, publication.shape, publication.rules, full=full)
         deadline = time.monotonic() + _RESOLVE_SECONDS
         while True:
             try:
@@ -336,8 +338,7 @@ class PostgresTarget:
         rejected = 0
         if writes:
             rows = merge.staged_rows(self._tables(writes, publication.fence), shape, cast=True)
-            newest = rules.duplicates is Duplicates.NEWEST and rules.mode is not Mode.APPEND
-            if newest and shape.may_repeat_keys:
+            if MODES[rules.mode].folds(shape, rules):
                 rows = merge.newest_rows(rows, shape)
             if rules.checks:
                 rejected = set_aside(

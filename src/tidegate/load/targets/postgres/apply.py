@@ -1,4 +1,4 @@
-"""What each mode does in the publish transaction."""
+"""Staged rows become rows of the target, inside the publish transaction."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from tidegate.config.sync import Mode, Rules
+from tidegate.config.sync import Rules
 from tidegate.core.batch import Late
 from tidegate.core.relation import Relation
 from tidegate.core.shape import Shape
 from tidegate.core.watermark import CursorType
+from tidegate.load.modes import MODES, LoadMode, TableForm
 from tidegate.load.targets.postgres import drift, statements
-from tidegate.load.targets.postgres.table import is_versioned, physical_table
+from tidegate.load.targets.postgres.steps import ApplyStep, PostgresSteps
 from tidegate.postgres.catalog import is_empty
 from tidegate.postgres.connection import Connection, own_path
 from tidegate.postgres.queries import column_list, qualified
@@ -70,22 +71,6 @@ class AppliedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class ApplyStep:
-    """One statement; `counts` if the rows it touches are changes, not rows that come back."""
-
-    statement: sql.Composed
-    counts: bool = True
-    tells_changes: bool = False
-    """it leaves alone what is there already"""
-    removes: bool = False
-    """the rows it touches are in the target no more"""
-    clears: bool = False
-    """it empties the target for what comes next, if anything does"""
-    puts: sql.Composable | None = None
-    """what follows FROM in a question for the rows that it puts in"""
-
-
-@dataclass(frozen=True, slots=True)
 class Application:
     """Rows on their way into one table; `rows` is None when the batch has none."""
 
@@ -102,7 +87,7 @@ class Application:
     @property
     def table(self) -> Relation:
         """Where the rows lie."""
-        return physical_table(self.relation, self.shape, self.rules)
+        return self._form.place(self.relation)
 
     def apply(self, connection: Connection) -> AppliedRows:
         first = is_empty(connection, qualified(self.table))
@@ -128,18 +113,22 @@ class Application:
             cleared += rows if step.clears else 0
             put += 0 if step.puts is None else rows
             changed += rows if step.counts else 0
-        if self.rules.removal is not None and cleared and not self._is_versioned:
+        if self.rules.removal is not None and cleared and not self._form.holds_versions:
             self.rules.removal.check(self.relation, cleared - put, cleared)
         if self.rows is None:
             # A source that was truncated; what is replaced each time may come back at any time.
-            emptied = self.full and self.rules.mode is not Mode.REPLACE
+            emptied = self.full and not self._mode.loads_whole
             return AppliedRows(changed, first=False, emptied=emptied)
         emptied = self.shape.deleted is not None and is_empty(connection, qualified(self.table))
         return AppliedRows(changed, first=first, emptied=emptied, late=late, notes=notes)
 
     @property
-    def _is_versioned(self) -> bool:
-        return is_versioned(self.shape, self.rules)
+    def _mode(self) -> LoadMode:
+        return MODES[self.rules.mode]
+
+    @property
+    def _form(self) -> TableForm:
+        return self._mode.table(self.shape.key)
 
     def _check_removal(self, connection: Connection, removed: int) -> None:
         """Refuse what was just deleted, where it was too much of the target."""
@@ -151,7 +140,7 @@ class Application:
     def _check_versions(self, connection: Connection) -> None:
         """Of versions that all go to come anew, it is the keys that count."""
         limit = self.rules.removal
-        if limit is None or not self._is_versioned:
+        if limit is None or not self._form.holds_versions:
             return
         keys = sql.SQL("(SELECT DISTINCT {} FROM {}) t").format(
             column_list(self.shape.key), qualified(self.table)
@@ -165,59 +154,12 @@ class Application:
 
     def steps(self, *, first: bool) -> list[ApplyStep]:
         """The statements, in order, for a target that has rows or is at its first."""
-        shape, rows = self.shape, self.rows
-        if self.rules.replaces_part:
-            return self._replace_part(first=first)
-        if rows is None:
-            return [self._clear(counts=True)] if self.full and not first else []
-        kept = statements.kept_rows(rows, shape)
-        insert = ApplyStep(statements.insert_statement(self.table, kept, shape), puts=_these(kept))
-        if self.rules.mode is Mode.APPEND:
-            put = insert
-            if shape.key:
-                put = ApplyStep(
-                    statements.append_statement(self.table, rows, shape, self.update_id),
-                    tells_changes=True,
-                    puts=statements.new_versions(self.table, rows, shape),
-                )
-            return [self._clear(), put] if self.full and not first else [put]
-        if first:
-            return [insert]
-        if not shape.key:
-            return [self._clear(), insert]
-        gone: list[ApplyStep] = []
-        if self.full:
-            others = statements.delete_others_statement(self.table, rows, shape)
-            gone.append(ApplyStep(others, removes=True))
-        if shape.deleted is not None:
-            keys = statements.gone_keys(rows, shape)
-            gone.append(ApplyStep(statements.delete_same_statement(self.table, keys, shape)))
-        if self.rules.mode is Mode.DELETE_INSERT:
-            same = ApplyStep(
-                statements.delete_same_statement(self.table, kept, shape), counts=False
-            )
-            return [*gone, same, insert]
-        newest_wins = self.rules.newest_wins and not self.full
-        upsert = statements.merge_statement(self.table, kept, shape, newest_wins=newest_wins)
-        changing = statements.changing_rows(self.table, kept, shape, newest_wins=newest_wins)
-        return [*gone, ApplyStep(upsert, tells_changes=True, puts=_these(changing))]
-
-    def _replace_part(self, *, first: bool) -> list[ApplyStep]:
-        """The part is emptied, also where no row comes in its place."""
-        gone = statements.delete_part_statement(self.table, self.rules.within, self.shape)
-        steps = [] if first else [ApplyStep(gone, counts=self.rows is None)]
-        if self.rows is not None:
-            insert = statements.insert_statement(self.table, self.rows, self.shape)
-            steps.append(ApplyStep(insert, puts=_these(self.rows)))
-        return steps
-
-    def _clear(self, *, counts: bool = False) -> ApplyStep:
-        statement = sql.SQL("DELETE FROM {}").format(qualified(self.table))
-        return ApplyStep(statement, counts=counts, clears=True)
-
-
-def _these(rows: sql.Composable) -> sql.Composed:
-    return sql.SQL("({}) these").format(rows)
+        steps = PostgresSteps(
+            self.table, self.rows, self.shape, self.rules, self.update_id, self.full, first
+        )
+        if self.rows is None and not self.rules.replaces_part:
+            return [steps.clear(counts=True)] if self.full and not first else []
+        return self._mode.postgres(steps)
 
 
 def _count(connection: Connection, source: sql.Composable | None) -> int:
