@@ -123,14 +123,21 @@ class Jobs:
         self, connection: Connection, claim: Claim, progress: dict[str, Any]
     ) -> bool:
         """Say how far the attempt has got; False when it is stale."""
-        return self._write(connection, "jobs/jobs", "record_progress", claim, progress=_json(progress))
+        return self._write(
+            connection, "jobs/jobs", "record_progress", claim, progress=_json(progress)
+        )
 
     def record_action(
         self, connection: Connection, claim: Claim, action: str, detail: dict[str, Any]
     ) -> bool:
         """Keep a step that is done; False when the attempt is stale."""
         return self._write(
-            connection, "jobs/job_actions", "record_action", claim, action=action, detail=_json(detail)
+            connection,
+            "jobs/job_actions",
+            "record_action",
+            claim,
+            action=action,
+            detail=_json(detail),
         )
 
     def finish(
