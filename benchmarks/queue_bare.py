@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 
 import psycopg
@@ -22,10 +21,6 @@ CREATE TABLE job_queue (
 CREATE INDEX job_queue_ready ON job_queue (priority DESC, visible_at, job_id)
     WHERE claimed_at IS NULL;
 CREATE SEQUENCE fences;
-CREATE TABLE plain (
-    job_id uuid, project text, kind text, name text, payload jsonb, max_attempts int, priority int,
-    lock_at text, submitted_by text
-);
 """
 CLAIM = """
 WITH picked AS (
@@ -65,10 +60,9 @@ class BareQueue:
     def empty(self) -> None:
         self.connection.execute("TRUNCATE jobs, job_queue")
 
-    def enqueue(self, count: int) -> float:
+    def enqueue(self, count: int) -> None:
         """Both tables by COPY, in one transaction."""
         ids = [uuid.uuid4() for _ in range(count)]
-        started = time.perf_counter()
         with self.connection.transaction(), self.connection.cursor() as cursor:
             with cursor.copy("COPY jobs (job_id, kind, payload, status) FROM STDIN") as rows:
                 for job_id in ids:
@@ -76,7 +70,6 @@ class BareQueue:
             with cursor.copy("COPY job_queue (job_id, kind) FROM STDIN") as rows:
                 for job_id in ids:
                     rows.write_row((job_id, "noop"))
-        return time.perf_counter() - started
 
     def work(self) -> None:
         self._first_claim = 0.0
@@ -93,14 +86,3 @@ class BareQueue:
         if row[0] != count:
             raise RuntimeError(f"{row[0]} of {count} jobs are done")
         return float(row[1]) - self._first_claim
-
-
-def copy_plain(connection: Connection, count: int) -> float:
-    """The same values as a job of ours has, by COPY into one table without an index."""
-    connection.execute("TRUNCATE plain")
-    ids = [uuid.uuid4() for _ in range(count)]
-    started = time.perf_counter()
-    with connection.cursor() as cursor, cursor.copy("COPY plain FROM STDIN") as rows:
-        for job_id in ids:
-            rows.write_row((job_id, "bench", "noop", "noop", "{}", 5, 0, "never", "bench"))
-    return time.perf_counter() - started

@@ -59,8 +59,8 @@ class PeerQueue:
     def empty(self) -> None:
         self.connection.execute(f"TRUNCATE {_TABLES[self._name]}")
 
-    def enqueue(self, count: int) -> float:
-        return float(self._submitter.ask(["enqueue", {"count": count}]))
+    def enqueue(self, count: int) -> None:
+        self._submitter.ask(["enqueue", {"count": count}])
 
     def work(self) -> None:
         with start(self._name, self._conninfo) as worker:

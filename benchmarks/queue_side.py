@@ -24,8 +24,8 @@ class Queue(Protocol):
     def empty(self) -> None:
         """Forget every job."""
 
-    def enqueue(self, count: int) -> float:
-        """Queue many jobs the quickest way it has; the seconds that took."""
+    def enqueue(self, count: int) -> None:
+        """Queue many jobs."""
 
     def work(self) -> None:
         """Let one worker process do all that waits, and leave."""

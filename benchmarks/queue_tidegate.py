@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from benchmarks.queue_side import Stamps, span_of
-from tidegate.jobs.bulk import submit_many
+from tidegate.core.identity import new_job_id
 from tidegate.jobs.control_database import ControlDatabase
 from tidegate.jobs.job import NOTHING, JobRequest, LockAt
 from tidegate.jobs.queue import Jobs
@@ -16,6 +16,17 @@ from tidegate.postgres.connection import Connection
 
 REQUEST = JobRequest("bench", NOTHING, "noop", None, lock_at=LockAt.NEVER)
 _TABLES = ("job_queue", "job_attempts", "job_actions", "table_locks", "job_audit", "jobs")
+# What a submit writes, for many jobs at once.
+_FILL = """
+WITH job AS (
+    INSERT INTO {schema}.jobs (job_id, project, kind, name, payload, lock_at, submitted_by)
+    SELECT job_id, 'bench', %(kind)s, 'noop', '{{}}', 'never', 'bench'
+    FROM unnest(%(ids)s::uuid[]) AS i(job_id) RETURNING job_id
+), queued AS (
+    INSERT INTO {schema}.job_queue (job_id, project, kind) SELECT job_id, 'bench', %(kind)s FROM job
+)
+INSERT INTO {schema}.job_audit (job_id, event, actor) SELECT job_id, 'submitted', 'bench' FROM job
+"""
 _SPAN = """
 SELECT count(*), extract(epoch FROM max(j.finished_at) - min(a.started_at))::float8
 FROM {schema}.jobs j JOIN {schema}.job_attempts a USING (job_id)
@@ -45,11 +56,10 @@ class TidegateQueue:
         tables = ", ".join(f"{self._plane.schema}.{table}" for table in _TABLES)
         self.connection.execute(f"TRUNCATE {tables} CASCADE")
 
-    def enqueue(self, count: int) -> float:
-        requests = [REQUEST] * count
-        started = time.perf_counter()
-        submit_many(self.connection, self._plane, requests, "bench")
-        return time.perf_counter() - started
+    def enqueue(self, count: int) -> None:
+        ids = [new_job_id() for _ in range(count)]
+        fill = _FILL.format(schema=self._plane.schema)
+        self.connection.execute(fill, {"ids": ids, "kind": NOTHING})
 
     def work(self) -> None:
         subprocess.run(self._command("--burst"), cwd=self._folder, check=True, capture_output=True)

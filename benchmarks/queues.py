@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import queue_depth, queue_pickup
-from benchmarks.queue_bare import TABLES, BareQueue, copy_plain
+from benchmarks.queue_bare import TABLES, BareQueue
 from benchmarks.queue_peers import PeerQueue, install
-from benchmarks.queue_side import Queue, measure, settle
+from benchmarks.queue_side import Queue, measure
 from benchmarks.queue_tidegate import TidegateQueue
 from benchmarks.report import Report
 from tidegate.postgres.connection import Connection
@@ -29,7 +29,6 @@ pgqueuer = "embedded:pgqueuer"
 """
 PEERS = ("procrastinate", "pgqueuer")
 DURABILITY = ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "wal_level")
-ENQUEUED = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,6 @@ def _measure(
         "procrastinate": sides["procrastinate, 1"].queue,
         "pgqueuer": sides["pgqueuer, batch 10"].queue,
     }
-    _enqueue(report, {"two bare tables": sides["bare, batch 1"].queue, **queues}, bare, repeats)
     queue_pickup.run(report, queues, addresses["bare"], bare, pickups)  # type: ignore[arg-type]
     # Its worker would take the jobs that are to be counted.
     idle.close()
@@ -144,26 +142,6 @@ def _throughput(report: Report, sides: Mapping[str, Side], jobs: int, repeats: i
         report.ratio(f"batched / {other}", median["tidegate, 10"] / median[other], at_least=1.0)
     ratio = median["tidegate, 10"] / median["procrastinate tuned, 10"]
     report.note(f"batched / procrastinate tuned, 10: {ratio:.2f} x")
-
-
-def _enqueue(report: Report, queues: Mapping[str, Queue], bare: Connection, repeats: int) -> None:
-    """Many jobs at once, each tool its own quickest way."""
-    rates: dict[str, list[float]] = {name: [] for name in ("bare COPY", *queues)}
-    for _ in range(repeats):
-        settle(bare)
-        rates["bare COPY"].append(ENQUEUED / copy_plain(bare, ENQUEUED))
-        for name, queue in queues.items():
-            queue.empty()
-            settle(queue.connection)
-            rates[name].append(ENQUEUED / queue.enqueue(ENQUEUED))
-    median = {name: statistics.median(values) for name, values in rates.items()}
-    for name, rate in median.items():
-        report.note(f"enqueue {ENQUEUED:,} jobs at once, {name}: {rate:,.0f} jobs/s")
-    # A job that can be claimed needs its queue row and its indexes, so that is what is compared.
-    ratio = median["tidegate"] / median["two bare tables"]
-    report.ratio("enqueue / bare COPY into the bare loop's tables", ratio, at_least=0.5)
-    ratio = median["tidegate"] / median["bare COPY"]
-    report.note(f"enqueue / bare COPY into one table without an index: {ratio:.2f} x")
 
 
 def _server(connection: Connection) -> str:

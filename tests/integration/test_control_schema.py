@@ -1,10 +1,9 @@
-"""The control plane: its schema comes into being once, in any schema, as it is written down."""
+"""The control plane: its schema is made once, in a schema of any name, and brought up to date."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
@@ -12,60 +11,17 @@ import pytest
 from psycopg import sql
 
 from integration.conftest import Database
-from tidegate.core.errors import DestinationError, TidegateError
-from tidegate.jobs.control_database import ControlDatabase, Tokens
+from tidegate.admin.inventory import made_in_control
+from tidegate.core.errors import DestinationError, TidegateError, UsageError
+from tidegate.jobs import control_database
+from tidegate.jobs.context import has_jobs
+from tidegate.jobs.control_database import ControlDatabase, Tokens, newest_version
 from tidegate.jobs.job import JobRequest
 from tidegate.jobs.queue import Jobs
 from tidegate.jobs.reclaim import LostAttempts
 from tidegate.jobs.worker_records import WorkerIdentity, Workers
 from tidegate.postgres.connection import Connection
-from tidegate.postgres.queries import migrations, script
-
-# Everything that CREATE and ALTER can set, from the catalogs; names of schemas are left out.
-PARTS = {
-    "relations": """
-        SELECT relname, relkind::text, relpersistence::text, relrowsecurity,
-               (SELECT array_agg(o ORDER BY o) FROM unnest(reloptions) o),
-               relreplident::text, obj_description(oid, 'pg_class')
-        FROM pg_class WHERE relnamespace = %(schema)s::regnamespace ORDER BY relname""",
-    "columns": """
-        SELECT c.relname,
-               row_number() OVER (PARTITION BY c.oid ORDER BY a.attnum) AS place,
-               a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull,
-               a.attidentity::text, a.attgenerated::text, a.attstorage::text,
-               a.attcompression::text, a.attstattarget, a.attoptions::text[],
-               coll.collname, pg_get_expr(d.adbin, d.adrelid)
-        FROM pg_class c
-        JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-        LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
-        LEFT JOIN pg_collation coll ON coll.oid = a.attcollation
-        WHERE c.relnamespace = %(schema)s::regnamespace AND c.relkind <> 'i'
-        ORDER BY 1, 2""",
-    "constraints": """
-        SELECT c.relname, n.conname, n.contype::text, n.convalidated, n.condeferrable,
-               pg_get_constraintdef(n.oid)
-        FROM pg_constraint n JOIN pg_class c ON c.oid = n.conrelid
-        WHERE n.connamespace = %(schema)s::regnamespace ORDER BY 1, 2""",
-    "indexes": """
-        SELECT tablename, indexname, indexdef FROM pg_indexes
-        WHERE schemaname = %(schema)s ORDER BY 1, 2""",
-    "sequences": """
-        SELECT s.sequencename, s.data_type::text, s.start_value, s.min_value, s.max_value,
-               s.increment_by, s.cycle, s.cache_size
-        FROM pg_sequences s WHERE s.schemaname = %(schema)s ORDER BY 1""",
-    "triggers": """
-        SELECT c.relname, t.tgname, pg_get_triggerdef(t.oid)
-        FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
-        WHERE c.relnamespace = %(schema)s::regnamespace AND NOT t.tgisinternal ORDER BY 1, 2""",
-    "routines": """
-        SELECT p.proname, pg_get_functiondef(p.oid) FROM pg_proc p
-        WHERE p.pronamespace = %(schema)s::regnamespace ORDER BY 1, 2""",
-}
-MIGRATED, WRITTEN = "tidegate_control", "written_down"
-
-IDENTITY = "SELECT control_id FROM tidegate_control.control_plane"
-
-Described = dict[str, list[tuple[Any, ...]]]
+from tidegate.postgres.queries import script
 
 
 @pytest.fixture
@@ -74,122 +30,51 @@ def session(database: Database) -> Iterator[Connection]:
         yield opened
 
 
-def describe(session: Connection, schema: str) -> Described:
-    """Everything in a schema, in words that do not name the schema."""
-    session.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(schema)))
-    found = {
-        part: session.execute(query, {"schema": schema}).fetchall() for part, query in PARTS.items()
-    }
-    session.execute("RESET search_path")
-    return {
-        part: [
-            tuple(one.replace(f"{schema}.", "") if isinstance(one, str) else one for one in row)
-            for row in rows
-        ]
-        for part, rows in found.items()
-    }
-
-
-def write_down(session: Connection, schema: str = WRITTEN) -> None:
-    identifier = sql.Identifier(schema)
-    session.execute(sql.SQL("CREATE SCHEMA {}").format(identifier))
-    session.execute(sql.SQL(script("jobs/schema")).format(schema=identifier))
-
-
-def migrate(database: Database, session: Connection) -> None:
-    ControlDatabase(database.connect, MIGRATED).migrate(session)
-
-
-def apply_first(database: Database, session: Connection) -> None:
-    """The schema as the first migration leaves it."""
-    session.execute(
-        "CREATE SCHEMA tidegate_control; CREATE TABLE tidegate_control.schema_migrations"
-        " (version int PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())"
-    )
-    version, file = migrations("jobs/migrations")[0]
-    session.execute(sql.SQL(script(file)).format(schema=sql.Identifier(MIGRATED)))
-    session.execute(
-        "INSERT INTO tidegate_control.schema_migrations (version) VALUES (%s)", (version,)
-    )
-
-
-# A pending and a running job with their locks, a finished one, and the worker of the running one.
-DATA_OF_THE_FIRST = """
-INSERT INTO workers (worker_id, host, pid, version, lock_key) VALUES ('w', 'h', 1, '0', 7);
-INSERT INTO jobs (job_id, project, kind, name, resource, payload, submitted_by, status,
-                  attempt_id, attempt_count)
-VALUES ('00000000-0000-0000-0000-000000000001', 'shop', 'sync', 'a', 'r1', '{}', 't', 'pending',
-        NULL, 0),
-       ('00000000-0000-0000-0000-000000000002', 'bank', 'sync', 'b', 'r2', '{}', 't', 'running',
-        'x', 1),
-       ('00000000-0000-0000-0000-000000000003', 'shop', 'sync', 'c', 'r3', '{}', 't', 'done',
-        'y', 1);
-INSERT INTO job_queue (job_id, kind, priority, claimed_at, claimed_by, attempt_id, fence,
-                       lease_until)
-VALUES ('00000000-0000-0000-0000-000000000001', 'sync', 3, NULL, NULL, NULL, NULL, NULL),
-       ('00000000-0000-0000-0000-000000000002', 'sync', 0, now(), 'w', 'x',
-        nextval('fence_tokens'), now() + interval '1 hour');
-INSERT INTO job_attempts (attempt_id, job_id, worker_id, fence)
-VALUES ('x', '00000000-0000-0000-0000-000000000002', 'w', 1),
-       ('y', '00000000-0000-0000-0000-000000000003', 'w', 0);
-INSERT INTO job_actions (job_id, position, attempt_id, action, detail)
-VALUES ('00000000-0000-0000-0000-000000000002', 1, 'x', 'stage', '{}');
-INSERT INTO table_locks (resource, job_id)
-VALUES ('r1', '00000000-0000-0000-0000-000000000001'),
-       ('r2', '00000000-0000-0000-0000-000000000002');
-INSERT INTO job_audit (job_id, event, actor)
-VALUES ('00000000-0000-0000-0000-000000000001', 'submitted', 't');
-INSERT INTO cursor_observations VALUES ('shop.a', now(), '5');
-"""
-
-
-def fill_first(session: Connection) -> None:
-    session.execute("SET search_path = tidegate_control")
-    session.execute(DATA_OF_THE_FIRST)
-    session.execute("RESET search_path")
-
-
-@pytest.mark.parametrize("filled", [False, True], ids=["empty", "with jobs of the first version"])
-def test_all_migrations_give_the_schema_that_is_written_down(
-    database: Database, session: Connection, filled: bool
+def test_the_control_schema_is_made_at_once_and_has_an_identity_of_its_own(
+    database: Database, session: Connection
 ) -> None:
-    """Jobs of the first version are worked on by the next."""
-    if filled:
-        apply_first(database, session)
-        fill_first(session)
-        identity = session.execute(IDENTITY).fetchone()
-    migrate(database, session)
-    write_down(session)
-    migrated, written = describe(session, MIGRATED), describe(session, WRITTEN)
-    for part in PARTS:
-        assert migrated[part] == written[part], part
-    assert len(written["relations"]) > 20
-    assert {row[0] for row in written["sequences"]} == {
-        "access_audit_id_seq",
-        "fence_tokens",
-        "job_audit_id_seq",
+    plane = ControlDatabase(database.connect)
+    assert plane.version(session) == 0
+    assert plane.migrate(session) == plane.version(session) == newest_version() == 1
+    names = {
+        name
+        for (name,) in session.execute(
+            "SELECT relname FROM pg_class WHERE relnamespace = 'tidegate_control'::regnamespace"
+            " AND relkind IN ('r', 'p', 'v') UNION ALL SELECT proname FROM pg_proc"
+            " WHERE pronamespace = 'tidegate_control'::regnamespace"
+        )
     }
-    if not filled:
-        return
-    session.execute("SET search_path = tidegate_control")
-
-    def rows(query: str) -> list[tuple[Any, ...]]:
-        return session.execute(query).fetchall()
-
-    assert rows(IDENTITY) == [identity]
-    assert rows(
-        "SELECT project, priority, lock_resource, unique_key, attempt_id FROM job_queue"
-        " ORDER BY job_id"
-    ) == [("shop", 3, None, None, None), ("bank", 0, None, None, "x")]
-    assert rows("SELECT resource, lock_at, priority, error_count FROM jobs ORDER BY job_id") == [
-        ("r1", "submit", 3, 0),
-        ("r2", "submit", 0, 0),
-        ("r3", "submit", 0, 0),
-    ]
-    assert rows("SELECT resource FROM table_locks ORDER BY 1") == [("r1",), ("r2",)]
+    assert names | {"fence_tokens"} == made_in_control()
+    other = ControlDatabase(database.connect, "other")
+    other.migrate(session)
+    assert plane.identity(session) != other.identity(session)
 
 
-def test_migrations_run_once_and_every_statement_works_in_a_schema_of_any_name(
+def test_an_older_control_schema_gets_what_is_new_and_keeps_its_jobs(
+    database: Database, session: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane = ControlDatabase(database.connect)
+    plane.migrate(session)
+    identity = plane.identity(session)
+    Jobs(plane).submit(session, JobRequest("shop", "sync", "orders", "r"), "test")
+    added = {"jobs/added": "ALTER TABLE {schema}.jobs ADD COLUMN shade text DEFAULT 'blue'"}
+    scripts = (*control_database.SCHEMA_SCRIPTS, "jobs/added")
+    monkeypatch.setattr(control_database, "SCHEMA_SCRIPTS", scripts)
+    monkeypatch.setattr(control_database, "script", lambda file: added.get(file) or script(file))
+    with pytest.raises(UsageError, match="at schema version 1, this Tidegate needs 2") as raised:
+        has_jobs(plane, session)
+    assert "tidegate db migrate" in str(raised.value)
+    assert [plane.migrate(session) for _ in range(2)] == [2, 2]
+    assert has_jobs(plane, session)
+    assert (plane.version(session), plane.identity(session)) == (2, identity)
+    found = session.execute("SELECT name, shade FROM tidegate_control.jobs").fetchall()
+    assert found == [("orders", "blue")]
+    fresh = ControlDatabase(database.connect, "fresh")
+    assert fresh.migrate(session) == 2
+    assert session.execute("SELECT shade FROM fresh.jobs").fetchall() == []
+
+
+def test_the_schema_is_made_once_and_every_statement_works_in_a_schema_of_any_name(
     database: Database,
 ) -> None:
     plane = ControlDatabase(database.connect, 'Control "1" 100%s; DROP SCHEMA x; --')

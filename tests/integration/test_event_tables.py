@@ -25,7 +25,7 @@ from integration.event_queues import field, small_events, small_model
 from tidegate.core.errors import DeclarationError
 from tidegate.events.model import FieldType
 from tidegate.events.provision import provision
-from tidegate.events.reader import EventLimits, RawEvent, read_event
+from tidegate.events.reader import EventLimits, EventReader, RawEvent
 from tidegate.events.tables import ensure_tables
 from tidegate.load.context import Context
 from tidegate.postgres.connection import Connection, connect
@@ -314,7 +314,7 @@ def test_the_database_reads_a_moment_exactly_as_the_second_phase_does(
 ) -> None:
     body = event(text)
     limits = EventLimits(1_000_000, 10_000 * YEAR, 10_000 * YEAR)
-    read = read_event(small_model(), limits, RawEvent(uuid4(), body, NOW))
+    read = EventReader(small_model(), limits).read(RawEvent(uuid4(), body, NOW))
     row = moments.execute("SELECT tidegate.event_moment(%s, '{at}')", (body,)).fetchone()
     assert row is not None
     assert row[0] == (None if read.error else read.values[0])

@@ -12,9 +12,8 @@ from psycopg.errors import CheckViolation
 
 from integration.job_store import RESOURCE, Store, opened, request, store
 from tidegate.core.errors import UsageError
-from tidegate.jobs.bulk import submit_many
 from tidegate.jobs.claim import WorkerTurns
-from tidegate.jobs.dependencies import Limits, LimitUse
+from tidegate.jobs.dependencies import Limits
 from tidegate.jobs.job import Claim, Ending, JobStatus, LockAt, Submission, Submitted
 from tidegate.postgres.connection import Connection
 
@@ -253,8 +252,6 @@ def test_a_job_needs_a_place_of_each_of_its_resources(store: Store, limits: Limi
     store.finish(next(claim for claim in claims if claim.job_id == both))
     assert ids(store.take(10)) == [disk]
     assert store.get(both).limits == ["shop", "disk"]
-    with pytest.raises(UsageError, match="limits"):
-        submit_many(store.session, store.plane, [request(limits=("shop",))], "test")
 
 
 def test_the_places_of_one_project_are_not_those_of_another(store: Store, limits: Limits) -> None:
@@ -276,7 +273,7 @@ def test_more_places_count_at_once_and_fewer_let_what_runs_end(
     claims = store.take(10)
     assert len(claims) == 2
     limits.declare(store.session, {"shop": 3})
-    assert limits.used(store.session) == [LimitUse("shop", 3, 4)]
+    assert store.execute("SELECT name, places FROM resource_limits") == [("shop", 3)]
     store.finish(claims[0])
     assert store.take(10) == []
 

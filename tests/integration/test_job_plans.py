@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import psycopg
 import pytest
@@ -15,8 +14,7 @@ from psycopg import sql
 
 from databases import Databases
 from deployment import depth_query
-from integration.job_store import TABLES, Store, open_store, opened, request, store
-from tidegate.jobs.bulk import submit_many
+from integration.job_store import TABLES, Store, open_store, opened, store
 from tidegate.postgres.embedded import EmbeddedServer
 from tidegate.postgres.queries import statement
 
@@ -262,15 +260,6 @@ def test_ending_well_writes_nothing_more_for_notices(full: Store) -> None:
         " AND tablename = 'jobs' AND indexdef ~ '(status|finished_at)'"
     )
     assert indexes == []
-
-
-def test_an_empty_queue_that_was_just_filled_is_claimed_from_by_its_index(store: Store) -> None:
-    store.execute("VACUUM ANALYZE job_queue")
-    many = (request(resource=str(uuid4())) for _ in range(5_000))
-    submit_many(store.session, store.plane, many, "test")
-    for mode in MODES:
-        picking = by(plan(store, *claiming(store, 10), mode), "job_queue_ready")
-        assert (picking["Node Type"], picking["Actual Rows"]) == ("Index Scan", 10)
 
 
 # The query that KEDA polls

@@ -8,7 +8,6 @@ from integration.commands import USAGE
 from integration.conftest import MakePlace
 from integration.job_store import shared
 from integration.queued import CUSTOMERS, Desk, open_desk, run_here
-from tidegate.jobs.dependencies import Limits, LimitUse
 from tidegate.jobs.job import JobStatus
 
 ORDERS = {
@@ -139,8 +138,8 @@ def test_a_name_without_a_schedule_is_refused_with_the_nearest(desk: Desk) -> No
 
 def test_a_worker_declares_the_places_there_are(desk: Desk) -> None:
     desk.project.worker()
-    limits = Limits(desk.plane, desk.project.name)
-    assert limits.used(desk.control) == [LimitUse("shop", 2, 0)]
+    found = desk.execute("SELECT project, name, places FROM resource_limits")
+    assert found == [(desk.project.name, "shop", 2)]
 
 
 def test_a_schedule_that_could_never_be_kept_is_refused(desk: Desk, places: MakePlace) -> None:

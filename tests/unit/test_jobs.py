@@ -8,7 +8,6 @@ import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
-from itertools import islice, pairwise
 from typing import Any
 from uuid import RFC_4122, UUID
 
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 from tidegate.core import identity
 from tidegate.core.cron import CatchUp, Schedule
 from tidegate.core.errors import UsageError
-from tidegate.core.identity import new_job_id, new_job_ids
+from tidegate.core.identity import new_job_id
 from tidegate.core.units import Backoff
 from tidegate.jobs.history.record import LEAST, PREVIOUS, Trend, moment_of, percentile, sparkline
 from tidegate.jobs.history.writer import Month
@@ -102,19 +101,6 @@ def test_job_ids_do_not_go_back_when_the_clock_does(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(identity.time, "time_ns", lambda: 0)
     after = [new_job_id() for _ in range(10_000)]
     assert [before, *after] == sorted({before, *after})
-
-
-def test_many_job_ids_at_once_follow_each_other_without_a_gap() -> None:
-    single = new_job_id()
-    first, second = list(islice(new_job_ids(), 5_000)), list(islice(new_job_ids(), 5_000))
-    assert all(after.int - before.int == 1 for before, after in pairwise(first))
-    assert {(one.version, one.variant) for one in first} == {(7, RFC_4122)}
-    assert single < first[0] < first[-1] < second[0] < new_job_id()
-    assert counted(first[0]) < counted(second[0])
-
-
-def test_half_of_the_noise_tells_many_from_those_of_another_process() -> None:
-    assert len({next(new_job_ids()).int >> 32 & (1 << 30) - 1 for _ in range(1_000)}) > 990
 
 
 def test_the_states_that_end_a_job() -> None:

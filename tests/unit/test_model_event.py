@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tidegate.core.relation import Relation
 from tidegate.events.model import Dimension, EventField, EventModel, FieldType, JsonPath
-from tidegate.events.reader import EventLimits, EventReader, RawEvent, ReadEvent, read_event
+from tidegate.events.reader import EventLimits, EventReader, RawEvent, ReadEvent
 
 RECEIVED = datetime(2026, 11, 16, 12, tzinfo=UTC)
 LIMITS = EventLimits(max_bytes=4_096, max_age_seconds=400 * 86_400, max_ahead_seconds=31 * 86_400)
@@ -72,7 +72,7 @@ MODEL = EventModel(
 
 def read(event: Any, **limits: Any) -> ReadEvent:
     body = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
-    return read_event(MODEL, replace(LIMITS, **limits), RawEvent(uuid4(), body, RECEIVED))
+    return EventReader(MODEL, replace(LIMITS, **limits)).read(RawEvent(uuid4(), body, RECEIVED))
 
 
 def value(name: str, **changes: Any) -> Any:

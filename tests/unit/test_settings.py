@@ -76,7 +76,7 @@ def test_a_sync_has_its_defaults(load: Load) -> None:
     sync = load(BASE + ORDERS).sync["orders"]
     assert (sync.source, sync.target) == ("shop:public.orders", "warehouse:raw.orders")
     assert (sync.mode, sync.changes, sync.duplicates) == ("merge", "cursor", "refuse")
-    assert (sync.key, sync.cursor, sync.lookback, sync.lookback_seconds) == (None,) * 4
+    assert (sync.key, sync.cursor, sync.lookback) == (None,) * 3
     assert (sync.settle_seconds, sync.batch_rows, sync.partitions) == (60.0, 500_000, None)
     assert (sync.null_cursor, sync.cursor_timezone, sync.schedule) == (None,) * 3
 
@@ -88,7 +88,7 @@ def test_a_sync_takes_all_its_keys(load: Load) -> None:
         'duplicates = "newest"\nbatch_rows = 10\npartitions = 4\nmode = "append"\nchanges = "cdc"\n'
     ).sync["orders"]
     assert sync.key == ("id",)
-    assert (sync.lookback, sync.lookback_seconds) == ("10 minutes", 600.0)
+    assert sync.lookback == "10 minutes"
     assert (sync.settle, sync.settle_seconds) == ("5s", 5.0)
     assert sync.cursor_timezone == "Europe/Berlin"
 

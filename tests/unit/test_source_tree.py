@@ -17,7 +17,7 @@ from psycopg import sql
 
 import tidegate
 from tidegate.core import failpoints
-from tidegate.postgres.queries import migrations, script, statement, statements
+from tidegate.postgres.queries import script, statement, statements
 
 SOURCE = Path(tidegate.__file__).parent
 
@@ -111,7 +111,6 @@ SCRIPTS = (
     "ledger/iceberg_schema",
     "ledger/iceberg_catalog",
     "jobs/schema",
-    "jobs/migrations/",
     "events/create_monthly_partition",
     "events/event_moment",
 )
@@ -175,18 +174,9 @@ def test_a_percent_sign_in_a_name_is_not_taken_for_a_parameter() -> None:
 
 
 def test_scripts_are_complete_once_the_schema_is_filled_in() -> None:
-    for file in (
-        "ledger/schema",
-        "jobs/schema",
-        *(name for _, name in migrations("jobs/migrations")),
-    ):
+    for file in ("ledger/schema", "jobs/schema"):
         text = sql.SQL(script(file)).format(schema=sql.Identifier("x")).as_string(None)
         assert "{" not in text
-
-
-def test_migrations_are_numbered_from_one_without_gaps() -> None:
-    versions = [version for version, _ in migrations("jobs/migrations")]
-    assert versions == list(range(1, len(versions) + 1))
 
 
 def test_an_unknown_file_or_statement_is_an_error() -> None:

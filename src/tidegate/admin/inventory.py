@@ -16,13 +16,14 @@ from tidegate.config.sync import TargetTemplate
 from tidegate.core.identity import DatabaseIdentity, pipeline_name, resource_name, staging_prefix
 from tidegate.core.relation import Relation
 from tidegate.iceberg.table import lake_resource
+from tidegate.jobs.control_database import SCHEMA_SCRIPTS
 from tidegate.jobs.job import SYNC
 from tidegate.ledger.ledger import Ledger
 from tidegate.load.context import Context
 from tidegate.postgres.catalog import database_identity, describe_table
 from tidegate.postgres.connection import Connection
 from tidegate.postgres.databases import CONTROL
-from tidegate.postgres.queries import migrations, qualified, script, statement
+from tidegate.postgres.queries import qualified, script, statement
 
 # The last part may be the quoted name of a table with dots.
 _LAST_PART = re.compile(r'\.(?:"(?:[^"]|"")*"|[^."]*)\Z')
@@ -281,10 +282,9 @@ def _observed(context: Context, connection: Connection) -> list[str]:
 
 @cache
 def made_in_control() -> frozenset[str]:
-    """The names of all that the migrations make."""
-    texts = (script(file) for _, file in migrations("jobs/migrations"))
-    found = {name for text in texts for name in _CREATED.findall(text)}
-    return frozenset({*found, "schema_migrations"})
+    """The names of all that the control schema is made of."""
+    texts = (script(file) for file in SCHEMA_SCRIPTS)
+    return frozenset(name for text in texts for name in _CREATED.findall(text))
 
 
 def list_objects(connection: Connection, schema: str) -> list[tuple[str, str, str | None]]:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import psycopg
 
 from tidegate.core.errors import TidegateError
+from tidegate.jobs.control_database import newest_version
 from tidegate.ledger.ledger import Ledger
 from tidegate.load.context import Context
 from tidegate.postgres.connection import Connection, translate
 from tidegate.postgres.databases import CONTROL
-from tidegate.postgres.queries import migrations
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,6 @@ class Migration:
     schema: str
     before: int
     after: int
-
-
-def newest_version() -> int:
-    """The control schema's version that this Tidegate works with."""
-    return migrations("jobs/migrations")[-1][0]
 
 
 def migrate_control(context: Context) -> Migration:

@@ -264,11 +264,6 @@ class SyncDefaults(Section):
         """How far behind the source's clock to stay where the horizon cannot be seen."""
         return parse_duration(self.settle)
 
-    @property
-    def lookback_seconds(self) -> float | None:
-        """The lookback for a cursor of time; a whole number counts as seconds."""
-        return None if self.lookback is None else parse_duration(self.lookback)
-
 
 class SyncSettings(SyncDefaults):
     """`[sync.NAME]`: one movement from a source relation to a destination relation."""

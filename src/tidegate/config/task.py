@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -15,16 +14,6 @@ from tidegate.config.sync import Mode
 from tidegate.core.errors import DeclarationError
 from tidegate.core.identity import task_digest, task_update_id
 from tidegate.core.relation import Endpoint
-
-
-class TaskStatus(StrEnum):
-    """Where a task stands, in words for people."""
-
-    PENDING = "PENDING"
-    RUNNING = "RUNNING"
-    DONE = "DONE"
-    FAILED = "FAILED"
-    DISABLED = "DISABLED"
 
 
 @dataclass(frozen=True, slots=True)

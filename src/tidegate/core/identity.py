@@ -8,7 +8,6 @@ import secrets
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from uuid import UUID
@@ -94,16 +93,6 @@ def new_job_id() -> uuid.UUID:
     return uuid.UUID(
         int=(moment >> 12) << 80 | 0x7 << 76 | (moment & 0xFFF) << 64 | 0x2 << 62 | noise
     )
-
-
-def new_job_ids() -> Iterator[uuid.UUID]:
-    """Fresh jobs, one after the other: between the first and the last there is no other's id.
-
-    They share the moment and half of the noise of one new job, and count on from there.
-    """
-    first = new_job_id().int >> 32 << 32
-    for number in range(1 << 32):
-        yield uuid.UUID(int=first + number)
 
 
 def new_write_id() -> str:

@@ -160,11 +160,6 @@ class EventReader:
         return made
 
 
-def read_event(model: EventModel, limits: EventLimits, event: RawEvent) -> ReadEvent:
-    """Read one event; whoever reads many makes an EventReader once."""
-    return EventReader(model, limits).read(event)
-
-
 def canonical(key: Written, values: Sequence[Any]) -> bytes:
     """One text for equal values: a JSON array, moments in UTC, numbers without needless digits."""
     parts = ["null" if (value := values[place]) is None else write(value) for place, write in key]

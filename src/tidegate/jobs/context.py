@@ -10,11 +10,10 @@ from uuid import UUID
 from tidegate.config import Settings
 from tidegate.core.errors import UsageError
 from tidegate.core.relation import Endpoint
-from tidegate.jobs.control_database import ControlDatabase
+from tidegate.jobs.control_database import ControlDatabase, newest_version
 from tidegate.ledger.fences import FencedTable
 from tidegate.postgres.connection import Connection
 from tidegate.postgres.databases import CONTROL, Databases
-from tidegate.postgres.queries import migrations
 
 
 class JobContext(Protocol):
@@ -46,7 +45,7 @@ def control_session(context: JobContext) -> Iterator[Connection | None]:
 
 def has_jobs(plane: ControlDatabase, connection: Connection) -> bool:
     """Whether there is a control plane; raises when it is older than what reads it."""
-    version, newest = plane.version(connection), migrations("jobs/migrations")[-1][0]
+    version, newest = plane.version(connection), newest_version()
     if 0 < version < newest:
         raise UsageError(
             f"the control database is at schema version {version}, this Tidegate needs {newest}",

@@ -15,9 +15,15 @@ from psycopg import sql
 from tidegate.core.errors import DestinationError, TidegateError
 from tidegate.jobs.job import Claim
 from tidegate.postgres.connection import Connection, first_line
-from tidegate.postgres.queries import migrations, script, statement, statements
+from tidegate.postgres.queries import script, statement, statements
 
-_FOLDER = "jobs/migrations"
+# The first makes the schema at version 1; each that follows brings it to the next version.
+SCHEMA_SCRIPTS = ("jobs/schema",)
+
+
+def newest_version() -> int:
+    """The version of the control schema that this Tidegate works with."""
+    return len(SCHEMA_SCRIPTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,7 @@ class ControlDatabase:
         return UUID(str(row[0]))
 
     def version(self, connection: Connection) -> int:
-        """The newest migration applied; 0 when there is no control plane yet."""
+        """The version of the schema; 0 when there is no control plane yet."""
         try:
             # Of its own, so that a caller's transaction outlives a schema that is not there.
             with connection.transaction():
@@ -107,7 +113,7 @@ class ControlDatabase:
 
     def migrate(self, connection: Connection) -> int:
         """Apply what is missing, one process at a time; returns the version reached."""
-        newest = migrations(_FOLDER)[-1][0]
+        newest = newest_version()
         current = self.version(connection)
         if current == newest:
             return newest
@@ -139,21 +145,14 @@ class ControlDatabase:
         ).fetchone()
         if not (exists and exists[0]):
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(schema))
-        connection.execute(
-            sql.SQL(
-                "CREATE TABLE IF NOT EXISTS {}.schema_migrations"
-                " (version int PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())"
-            ).format(schema)
-        )
         current = self.version(connection)
-        for version, file in migrations(_FOLDER):
-            if version > current:
-                connection.execute(sql.SQL(script(file)).format(schema=schema))
-                connection.execute(
-                    sql.SQL("INSERT INTO {}.schema_migrations (version) VALUES ({})").format(
-                        schema, sql.Literal(version)
-                    )
+        for version, file in enumerate(SCHEMA_SCRIPTS[current:], current + 1):
+            connection.execute(sql.SQL(script(file)).format(schema=schema))
+            connection.execute(
+                sql.SQL("INSERT INTO {}.schema_migrations (version) VALUES ({})").format(
+                    schema, sql.Literal(version)
                 )
+            )
 
 
 @cache

@@ -98,15 +98,6 @@ _PATIENCE = "SET LOCAL idle_in_transaction_session_timeout = '5s'"
 
 
 @dataclass(frozen=True, slots=True)
-class LimitUse:
-    """A resource, its places, and how many of them are taken."""
-
-    name: str
-    places: int
-    taken: int
-
-
-@dataclass(frozen=True, slots=True)
 class Limits:
     """The named resources of one project."""
 
@@ -122,13 +113,6 @@ class Limits:
                 self.plane.statement("jobs/job_needs", "set_limits"),
                 named | {"places": list(places.values())},
             )
-
-    def used(self, connection: Connection) -> list[LimitUse]:
-        """Every declared resource."""
-        rows = connection.execute(
-            self.plane.statement("jobs/job_needs", "count_used"), {"project": self.project}
-        )
-        return [LimitUse(*row) for row in rows]
 
     def lock(self, connection: Connection, names: Sequence[str]) -> None:
         """Be alone in counting these until the end of the transaction, which must be soon."""

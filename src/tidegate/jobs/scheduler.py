@@ -73,7 +73,6 @@ def _judge(
     return f"{found.failures} failures; disabled until {found.until:%Y-%m-%d %H:%M:%S} UTC"
 
 
-_DECLARE_EVERY = timedelta(minutes=1)
 _AGAIN_AFTER = timedelta(seconds=10)
 _TICKS_AT_ONCE = 100
 # Others skip a schedule that is seen to; one who is stopped in it must not keep it for ever.

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from typing import LiteralString
 
 from psycopg import sql
@@ -14,11 +13,6 @@ from psycopg import sql
 from tidegate.core.relation import Relation
 
 _NAME = re.compile(r"^-- name: *(\w+) *$", re.MULTILINE)
-
-
-def _path(file: str) -> Traversable:
-    room, _, rest = file.partition("/")
-    return files("tidegate").joinpath(room, "sql", *rest.split("/"))
 
 
 @cache
@@ -34,19 +28,9 @@ def statements(file: str) -> dict[str, LiteralString]:
 
 
 def script(file: str) -> LiteralString:
-    """A whole file, such as a schema or a migration."""
-    return _path(f"{file}.sql").read_text(encoding="utf-8")
-
-
-@cache
-def migrations(folder: str) -> tuple[tuple[int, str], ...]:
-    """(version, file) of every migration in a folder, in order."""
-    names = sorted(
-        item.name.removesuffix(".sql")
-        for item in _path(folder).iterdir()
-        if item.name.endswith(".sql")
-    )
-    return tuple((int(name.split("_", 1)[0]), f"{folder}/{name}") for name in names)
+    """A whole file, such as a schema."""
+    room, _, name = file.partition("/")
+    return files("tidegate").joinpath(room, "sql", f"{name}.sql").read_text(encoding="utf-8")
 
 
 def qualified(relation: Relation) -> sql.Identifier:

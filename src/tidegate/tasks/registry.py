@@ -37,10 +37,6 @@ class Graph(Generic[Node]):
     order: tuple[Node, ...]
     requires: Mapping[Node, tuple[Node, ...]]
 
-    def needed_by(self, node: Node) -> tuple[Node, ...]:
-        """Those that wait for a node, in order."""
-        return tuple(one for one in self.order if node in self.requires[one])
-
 
 def build(roots: Iterable[Node], requires: Callable[[Node], Iterable[Node]]) -> Graph[Node]:
     """Ask every node once what it requires; Cycle names the path.

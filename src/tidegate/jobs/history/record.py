@@ -26,10 +26,6 @@ class RunStatus(StrEnum):
     GIVEN_BACK = "given back"
 
 
-FAILURES = (RunStatus.FAILED, RunStatus.LOST)
-"""what counts as a failure where failures are counted"""
-
-
 class TaskEventKind(StrEnum):
     """What can happen to a task."""
 

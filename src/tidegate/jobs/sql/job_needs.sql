@@ -95,13 +95,3 @@ WHERE r.places <> excluded.places
 -- Resources that are declared no more have one place again.
 DELETE FROM {schema}.resource_limits
 WHERE project = %(project)s AND NOT name = ANY(%(names)s::text[])
-
--- name: count_used
--- Each resource of a project, how many places it has and how many are taken.
-SELECT r.name, r.places, count(q.job_id)
-FROM {schema}.resource_limits r
-LEFT JOIN {schema}.job_queue q
-    ON q.claimed_by IS NOT NULL AND q.project = r.project AND r.name = ANY(q.limits)
-WHERE r.project = %(project)s
-GROUP BY r.name, r.places
-ORDER BY r.name

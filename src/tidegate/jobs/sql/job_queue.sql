@@ -159,7 +159,3 @@ WHERE claimed_by = %(worker_id)s AND attempt_id IS NOT NULL
 -- Attempts that hold a job.
 SELECT attempt_id FROM {schema}.job_queue
 WHERE claimed_by IS NOT NULL AND attempt_id IS NOT NULL
-
--- name: analyze_queue
--- Let the planner know how much there is; whoever may not is only warned.
-ANALYZE (SKIP_LOCKED) {schema}.job_queue

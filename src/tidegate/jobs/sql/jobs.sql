@@ -54,28 +54,6 @@ WITH job AS (
 )
 SELECT job_id FROM job
 
--- name: copy_jobs
--- Many jobs at once, in a transaction with queue_copied.
-COPY {schema}.jobs (job_id, project, kind, name, resource, max_attempts, priority, lock_at,
-                    retry_of, payload, submitted_by)
-FROM STDIN
-
--- name: queue_copied
--- Places in the queue and audit lines of the jobs just copied; nobody else has an id between.
-WITH copied AS (
-    SELECT job_id, project, kind, priority, lock_at, resource FROM {schema}.jobs
-    WHERE job_id BETWEEN %(first)s AND %(last)s
-), queued AS (
-    INSERT INTO {schema}.job_queue (job_id, project, kind, priority, visible_at, lock_resource)
-    SELECT c.job_id, c.project, c.kind, c.priority, coalesce(l.visible_at, now()),
-           CASE WHEN c.lock_at = 'claim' THEN c.resource END
-    FROM copied c
-    LEFT JOIN unnest(%(later_ids)s::uuid[], %(later)s::timestamptz[]) AS l(job_id, visible_at)
-        ON l.job_id = c.job_id
-)
-INSERT INTO {schema}.job_audit (job_id, event, actor)
-SELECT job_id, 'submitted', %(actor)s FROM copied
-
 -- name: announce_projects
 -- Wake the workers of these projects.
 SELECT pg_notify(%(channel)s, project) FROM unnest(%(projects)s::text[]) AS p(project)

@@ -1,4 +1,4 @@
--- The control plane as all migrations leave it; a test compares the two.
+-- The control plane.
 CREATE TABLE {schema}.schema_migrations (
     version    int         PRIMARY KEY,
     applied_at timestamptz NOT NULL DEFAULT now()
@@ -12,6 +12,7 @@ CREATE TABLE {schema}.control_plane (
     draining_since timestamptz,
     draining_by    text
 );
+INSERT INTO {schema}.control_plane DEFAULT VALUES;
 
 -- Every claim takes the next number; destinations let only the highest they know publish.
 CREATE SEQUENCE {schema}.fence_tokens AS bigint;

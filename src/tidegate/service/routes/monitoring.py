@@ -27,9 +27,9 @@ from tidegate.admin.metrics import (
 from tidegate.admin.status import list_syncs
 from tidegate.core.errors import TidegateError
 from tidegate.core.identity import Scope
+from tidegate.jobs.control_database import newest_version
 from tidegate.maintenance.tables import cache
 from tidegate.postgres.connection import Connection
-from tidegate.postgres.queries import migrations
 from tidegate.service import problems as kinds
 from tidegate.service.openapi import route, shown
 from tidegate.service.problems import PROBLEM_KINDS, HttpProblem, ProblemKind, answer
@@ -111,7 +111,7 @@ async def _look_soon(service: Service) -> tuple[dict[str, Any], list[str]]:
 
 def _look(service: Service, control: Connection) -> tuple[dict[str, Any], list[str]]:
     plane, reasons = service.context.plane, []
-    version, newest = plane.version(control), migrations("jobs/migrations")[-1][0]
+    version, newest = plane.version(control), newest_version()
     if version != newest:
         # Of another schema nothing more can be asked.
         said = f"the control database has schema version {version}, this service needs {newest}"
