@@ -18,8 +18,8 @@ from tidegate.core.batch import LoadPlan
 from tidegate.core.errors import DeclarationError, SnapshotGone
 from tidegate.core.identity import new_attempt_id
 from tidegate.ledger.fences import Fence
-from tidegate.load.engine import SyncOutcome
-from tidegate.load.sources.iceberg import LakeSyncWork
+from tidegate.load.engine import SyncOutcome, Transfer, run
+from tidegate.load.sources.iceberg import IcebergSource
 from tidegate.load.sources.iceberg_table import resolve_lake_source
 
 __all__ = ["make_shared"]
@@ -387,6 +387,9 @@ class Held:
     def report(self, progress: dict[str, Any]) -> None:
         """Nobody listens."""
 
+    def record(self, action: str, detail: dict[str, Any]) -> None:
+        """Nobody asks later."""
+
     def remaining_seconds(self) -> float:
         return 60.0
 
@@ -403,14 +406,14 @@ def attempt(
     fence = Fence(str(destination.relation), context.control_id(), number, new_attempt_id())
     destination.raise_fence(fence)
     held = Held(fence, plan, dies)
-    source = resolve_lake_source(context, sync)
-    work = LakeSyncWork(context, sync, source, destination, held)
+    source = IcebergSource(context, sync, resolve_lake_source(context, sync))
+    transfer = Transfer(sync, source, destination, held)
     if not dies:
-        return work.run(), held.stored_plan or {}
+        return run(transfer), held.stored_plan or {}
     with pytest.raises(Died):
-        work.run()
+        run(transfer)
     assert held.stored_plan is not None
-    return work.outcome, held.stored_plan
+    return transfer.outcome, held.stored_plan
 
 
 def test_a_retry_loads_what_was_planned_and_then_the_rest(lakes: Lake) -> None:

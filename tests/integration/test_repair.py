@@ -13,11 +13,12 @@ from integration.conftest import Make, MakePlace, Place
 from integration.here import tidegate
 from integration.lakes import make_lake_project
 from integration.orders import CREATE, FILL, ORDERS
+from tidegate.core.batch import LoadResult
 from tidegate.core.errors import DeclarationError, DestinationError, TidegateError, UsageError
 from tidegate.load import context
+from tidegate.load.engine import Transfer
 from tidegate.project import Project
 from tidegate.spark.session import SparkSessions
-from tidegate.verify import backfill
 from tidegate.verify import compare as compare_module
 from tidegate.verify.report import Repair, RowDifference, Verdict, Verification
 
@@ -283,16 +284,16 @@ def test_one_that_did_not_come_to_its_end_goes_on_and_a_finished_one_begins_agai
 ) -> None:
     project, place = loaded(make, DAYS)
     late(place)
-    original = backfill.record_load
+    original = Transfer.add
     seen: list[Any] = []
 
-    def fails(attempt: Any, load: Any) -> None:
-        original(attempt, load)
+    def fails(transfer: Transfer, load: LoadResult) -> None:
+        original(transfer, load)
         seen.append(load)
         if len(seen) == 2:
             raise UsageError("interrupted", None)
 
-    monkeypatch.setattr(backfill, "record_load", fails)
+    monkeypatch.setattr(Transfer, "add", fails)
     wanted = {"low": "2026-01-02", "high": "2026-01-07", "chunk": "1 day"}
     with pytest.raises(TidegateError, match="interrupted"):
         project.backfill("orders", **wanted)

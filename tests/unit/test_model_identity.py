@@ -22,6 +22,7 @@ from tidegate.core.identity import (
     staging_table,
 )
 from tidegate.core.relation import Endpoint, Relation
+from tidegate.verify.backfill import BackfillRange
 
 # What Postgres takes as a name: anything but NUL, up to 63 bytes.
 names = (
@@ -68,6 +69,60 @@ def test_the_id_of_a_load_is_the_same_in_every_release() -> None:
         batch=Batch(BatchKind.RANGE, None, "2026-11-01 00:00:00+00", rows=5),
     )
     assert found == "shop.orders-g1-v2-c807be180992249d4d9b81416949e95068ce8e71"
+
+
+@pytest.mark.parametrize(
+    ("batch", "digest"),
+    [
+        (Batch(BatchKind.RANGE, "10", "20", rows=3, is_last=True), "9137c2c4c600eabc"),
+        (Batch(BatchKind.TIE, "10", "20", ("a", "1"), ("b", "2"), rows=3), "f7a5ef2663cfb5c0"),
+        (Batch(BatchKind.TIE, "10", "20", ("b", "2"), closes_tie=True), "1f25a81758595b62"),
+        (Batch(BatchKind.LOOKBACK, "5", "10"), "c5029e3f7102472d"),
+        (Batch(BatchKind.NULLS), "ef66cc1a6eede899"),
+        (Batch(BatchKind.FULL, None, "20"), "8900c949c08c2e0a"),
+        (Batch(BatchKind.FRAME), "730de5517251f862"),
+        (Batch(BatchKind.SNAPSHOTS, "7001", "7002"), "0bdffde2d067fa0c"),
+        (Batch(BatchKind.CHANGES, "0/10", "0/20"), "1f163cbd0f235420"),
+        (
+            Batch(
+                BatchKind.WRITTEN,
+                "700",
+                "800",
+                ("1",),
+                ("9",),
+                reached="2026-11-01",
+                tables=(16384, 16390),
+            ),
+            "53973130885105e0",
+        ),
+        (Batch(BatchKind.REPAIR, part="[1, 9)"), "5b133b0975c7e59d"),
+        (Batch(BatchKind.BACKFILL, "1", "5"), "cce40ebcf6645ce2"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, Batch) else "",
+)
+def test_every_kind_of_batch_keeps_its_id(batch: Batch, digest: str) -> None:
+    found = load_update_id(
+        pipeline="shop.orders",
+        source="7301/5/public.orders",
+        target="public.orders",
+        generation=2,
+        version=7,
+        batch=batch,
+    )
+    assert found.startswith(f"shop.orders-g2-v7-{digest}")
+
+
+def test_a_chunk_of_a_backfill_keeps_its_id() -> None:
+    wanted = BackfillRange("1", "9", "4", ("1", "5"))
+    found = wanted.update_id(
+        wanted.chunks[0],
+        pipeline="shop.orders",
+        source="7301/5/public.orders",
+        target="public.orders",
+        generation=2,
+        turn=1,
+    )
+    assert found == "shop.orders-backfill-g2-t1-09198fcd474b00a611c372b472298d64ae9a2b22"
 
 
 @given(relations)

@@ -40,7 +40,7 @@ from tidegate.ledger.watermarks import Watermarks
 from tidegate.load.context import Context
 from tidegate.load.declaration_changes import take_table
 from tidegate.load.inspection import ReadSessions, read_lock, refuse_other_plane
-from tidegate.load.sources.cursor import refuse_duplicates
+from tidegate.load.sources.database import refuse_duplicates
 from tidegate.load.sources.horizon import read_horizon
 from tidegate.load.sources.postgres import PostgresSource
 from tidegate.load.sources.reading import count_rows

@@ -261,3 +261,15 @@ class LoadResult:
     """what the user should know about the target"""
     late: Late | None = None
     """rows that came after the watermark had passed them"""
+
+    @property
+    def detail(self) -> dict[str, Any]:
+        """What is kept of it in the history."""
+        return {
+            "update_id": self.update_id,
+            "batch": str(self.batch),
+            "rows": self.rows,
+            "changed": self.changed,
+            "rejected": self.rejected,
+            "seconds": round(self.seconds, 3),
+        }

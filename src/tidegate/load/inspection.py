@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import TracebackType
+from typing import Any
 
 from psycopg import errors as pg
 
@@ -120,6 +122,28 @@ class ReadSessions:
         traceback: TracebackType | None,
     ) -> None:
         self._stack.close()
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptMemory:
+    """What runs have seen of an integer cursor, over the session of the attempt at work."""
+
+    plane: ControlDatabase
+    ask: Callable[[Callable[[Connection], Any]], Any]
+    pipeline: str
+
+    def record(self, observed_at: datetime, value: str) -> None:
+        self.ask(lambda control: self._on(control).record(observed_at, value))
+
+    def latest_before(self, moment: datetime) -> str | None:
+        found: str | None = self.ask(lambda control: self._on(control).latest_before(moment))
+        return found
+
+    def forget(self) -> None:
+        self.ask(lambda control: self._on(control).forget())
+
+    def _on(self, control: Connection) -> Observations:
+        return Observations(self.plane, control, self.pipeline)
 
 
 @dataclass(frozen=True, slots=True)

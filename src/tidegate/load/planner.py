@@ -45,7 +45,7 @@ from tidegate.load.plan import (
     text_columns,
 )
 from tidegate.load.sources.cdc.source import plan_cdc_sync
-from tidegate.load.sources.cursor import refuse_duplicates, tolerates_duplicates
+from tidegate.load.sources.database import refuse_duplicates, tolerates_duplicates
 from tidegate.load.sources.horizon import read_horizon
 from tidegate.load.sources.iceberg import plan_lake_sync
 from tidegate.load.sources.postgres import PostgresSource

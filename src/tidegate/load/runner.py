@@ -13,12 +13,10 @@ from uuid import UUID
 
 import psycopg
 
-from tidegate.config.sync import Mode, Sync
+from tidegate.config.sync import Sync
 from tidegate.core.batch import LoadResult
-from tidegate.core.errors import DriftRefused, LoadError, TidegateError, words
+from tidegate.core.errors import LoadError, TidegateError, words
 from tidegate.core.log import log
-from tidegate.core.shape import Shape, record_columns
-from tidegate.core.watermark import CursorType
 from tidegate.jobs.attempt import ClaimedWork, LiveAttempt
 from tidegate.jobs.claim import Claimed, claim_table, open_heartbeat, table_resource
 from tidegate.jobs.heartbeat import Heartbeat
@@ -28,21 +26,10 @@ from tidegate.jobs.queue import Jobs
 from tidegate.jobs.worker_records import user_name
 from tidegate.load.context import Context
 from tidegate.load.declaration_changes import refuse_changed_target, take_table
-from tidegate.load.engine import Course, SyncOutcome
-from tidegate.load.inspection import Observations
-from tidegate.load.source import Source, open_source, work_through
-from tidegate.load.sources.cdc.first_copy import MARK_TYPE, mark_column
-from tidegate.load.sources.cdc.slot_lifecycle import release_slots
-from tidegate.load.sources.cdc.source import CdcWork
-from tidegate.load.sources.cursor import SyncWork
-from tidegate.load.sources.iceberg import LakeSyncWork
-from tidegate.load.sources.iceberg_table import IcebergTableReader
-from tidegate.load.sources.postgres import PostgresSource
-from tidegate.load.sources.resolve import lake_shape, passthrough_shape
-from tidegate.load.sources.snapshot import SnapshotWork
-from tidegate.load.targets.iceberg.target import IcebergTarget
+from tidegate.load.engine import SyncOutcome, Transfer, run
+from tidegate.load.source import Source
+from tidegate.load.sources.registry import open_source, work_through
 from tidegate.postgres.connection import Connection, translate
-from tidegate.postgres.types import lake_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +41,9 @@ class RunOptions:
     take_over: bool = False
     allow_removal: bool = False
     """more of the target may go than [safety] max_removed says"""
+
+    def applied_to(self, sync: Sync) -> Sync:
+        return replace(sync, max_removed=1.0) if self.allow_removal else sync
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +93,7 @@ class Runner:
     def run(self, sync: Sync, options: RunOptions | None = None) -> RunReport:
         """Run one sync to its horizon; refuses bad declarations before anything is written."""
         options = options or RunOptions()
+        sync = options.applied_to(sync)
         with self._sessions(sync) as (source, control):
             refuse_changed_target(self._context, control, sync, take_over=options.take_over)
             claimed = claim_table(
@@ -119,6 +110,7 @@ class Runner:
 
     def work(self, sync: Sync, claimed: Claimed, options: RunOptions) -> RunReport:
         """Work a job that was claimed from the queue; after an error it is put back there."""
+        sync = options.applied_to(sync)
         with self._sessions(sync) as (source, control):
             refuse_changed_target(self._context, control, sync)
             return self._work(sync, options, source, control, claimed, retries=True)
@@ -144,94 +136,37 @@ class Runner:
         *,
         retries: bool = False,
     ) -> RunReport:
-        if options.allow_removal:
-            sync = replace(sync, max_removed=1.0)
         destination = self._context.destination(sync.target, sync.layout)
         destination.sweep(lambda: self._jobs.live_attempts(control))
         outcome = SyncOutcome()
-        records = JobRecords(self._context.plane)
-
-        def course(attempt: LiveAttempt) -> Course:
-            return Course(sync, destination, attempt, outcome)
 
         def work(attempt: LiveAttempt) -> dict[str, Any]:
+            transfer = Transfer(
+                sync=sync,
+                source=source,
+                target=destination,
+                attempt=attempt,
+                full_refresh=options.full_refresh,
+                max_batches=options.max_batches,
+                loaded=partial(self._step, sync),
+                outcome=outcome,
+            )
+
+            def read(source: Source) -> None:
+                if options.take_over:
+                    take_table(destination, sync, attempt.fence)
+                transfer.source = source
+                run(transfer)
+
             work_through(
                 self._context,
                 sync,
                 source,
-                partial(read, attempt),
+                read,
                 check_alive=attempt.check_alive,
                 progress=lambda: len(outcome.loads),
             )
             return _result(outcome)
-
-        def read(attempt: LiveAttempt, source: Source) -> None:
-            step = partial(self._loaded, sync, attempt)
-            if options.take_over:
-                take_table(destination, sync, attempt.fence)
-            if isinstance(source, IcebergTableReader):
-                LakeSyncWork(
-                    context=self._context,
-                    sync=sync,
-                    source=source,
-                    destination=destination,
-                    attempt=attempt,
-                    full_refresh=options.full_refresh,
-                    max_batches=options.max_batches,
-                    step=step,
-                    outcome=outcome,
-                ).run()
-                return
-            if sync.changes == "cdc":
-                CdcWork(
-                    context=self._context,
-                    sync=sync,
-                    source=source.source,
-                    connection=source.connection,
-                    destination=destination,
-                    attempt=attempt,
-                    full_refresh=options.full_refresh,
-                    max_batches=options.max_batches,
-                    step=step,
-                    outcome=outcome,
-                ).run()
-                follow_columns(course(attempt), source.source)
-                return
-            known = records.last_result(control, sync.project, SYNC, sync.name)
-            if source.source.written is not None:
-                SnapshotWork(
-                    context=self._context,
-                    sync=sync,
-                    source=source.source,
-                    connection=source.connection,
-                    destination=destination,
-                    attempt=attempt,
-                    known_fingerprints=known.get("fingerprints", {}),
-                    full_refresh=options.full_refresh,
-                    max_batches=options.max_batches,
-                    step=step,
-                    outcome=outcome,
-                ).run()
-                follow_columns(course(attempt), source.source)
-                release_slots(self._context, control, sync.pipeline)
-                return
-            SyncWork(
-                context=self._context,
-                sync=sync,
-                source=source.source,
-                connection=source.connection,
-                destination=destination,
-                attempt=attempt,
-                memory=Observations(self._context.plane, control, sync.pipeline),
-                known_fingerprints=known.get("fingerprints", {}),
-                full_refresh=options.full_refresh,
-                max_batches=options.max_batches,
-                step=step,
-                outcome=outcome,
-            ).run()
-            follow_columns(course(attempt), source.source)
-            # One that was read by its changes before must not hold its slot for ever.
-            release_slots(self._context, control, sync.pipeline)
 
         won = ClaimedWork(
             context=self._context,
@@ -254,20 +189,6 @@ class Runner:
             found = JobRecords(self._context.plane).get(control, job_id)
             return found is not None and found.cancel_requested_at is not None
         return False
-
-    def _loaded(self, sync: Sync, attempt: LiveAttempt, load: LoadResult) -> None:
-        attempt.record(
-            "load",
-            {
-                "update_id": load.update_id,
-                "batch": str(load.batch),
-                "rows": load.rows,
-                "changed": load.changed,
-                "rejected": load.rejected,
-                "seconds": round(load.seconds, 3),
-            },
-        )
-        self._step(sync, load)
 
 
 def sync_request(context: Context, sync: Sync, options: RunOptions) -> JobRequest:
@@ -308,54 +229,6 @@ def _late(outcome: SyncOutcome) -> dict[str, Any]:
         "rows": sum(one.rows for one in found),
         "farthest": max((one.farthest for one in found), default=0.0),
     }
-
-
-def follow_columns(course: Course, source: PostgresSource) -> None:
-    """Let the target follow where no row came that it would have to follow for.
-
-    Without this `verify` would ask for a run that does nothing. What a transformation makes of the
-    columns is not known until it has rows.
-    """
-    sync, watermark = course.sync, course.watermark()
-    recorded = (watermark.declaration or {}).get("columns")
-    if course.outcome.loads or recorded is None or sync.transform is not None:
-        return
-    # What is replaced each time is loaded again when its columns change.
-    if sync.mode is Mode.REPLACE or watermark.version == 0:
-        return
-    shape = _followed_shape(course, source)
-    columns = record_columns(shape)
-    if columns == recorded:
-        return
-    try:
-        course.outcome.remarks += course.destination.prepare(
-            shape,
-            watermark,
-            sync.rules,
-            fence=course.attempt.fence,
-            source_names=source.table.column_names,
-        )
-    except DriftRefused:
-        # Who cannot follow says so when there is something to load.
-        return
-    kind = watermark.cursor_type
-    course.pass_over(
-        watermark,
-        watermark.value,
-        None if kind is None else CursorType(kind),
-        {**(watermark.declaration or {}), "columns": columns},
-        reason="columns changed",
-    )
-
-
-def _followed_shape(course: Course, source: PostgresSource) -> Shape:
-    sync, destination = course.sync, course.destination
-    if isinstance(destination, IcebergTarget):
-        shape, kind = lake_shape(source), lake_type(MARK_TYPE)
-    else:
-        with destination.open() as connection:
-            shape, kind = passthrough_shape(connection, source), MARK_TYPE
-    return mark_column(shape, kind) if sync.is_soft else shape
 
 
 _COMMAND = "tidegate run"

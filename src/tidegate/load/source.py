@@ -1,91 +1,85 @@
-"""Opening a sync's source, whatever it is, and opening it again when it was changed."""
+"""What the engine asks of a source, whatever it is."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
-from psycopg import errors as pg
+from tidegate.config.sync import Rules
+from tidegate.core.batch import Batch, LoadPlan
+from tidegate.core.shape import Shape
+from tidegate.core.watermark import CursorType, Watermark
 
-from tidegate.config.sync import Sync
-from tidegate.core.errors import SourceBusy, SourceChanged
-from tidegate.core.log import log
-from tidegate.load.context import Context
-from tidegate.load.sources.iceberg_table import IcebergTableReader, resolve_lake_source
-from tidegate.load.sources.postgres import PostgresSource
-from tidegate.load.sources.resolve import resolve_source
-from tidegate.postgres.connection import Connection, first_line
+if TYPE_CHECKING:
+    from tidegate.load.engine import Transfer
+    from tidegate.load.stage import Staged
 
-_TRIES = 5
-_PAUSE_SECONDS = 0.25
+Prepare = Callable[[Shape], None]
+"""makes the target fit for rows of this shape; called before the first one moves"""
 
 
 @dataclass(frozen=True, slots=True)
-class OpenSource:
-    """A source in a database, and the session in which it is read."""
+class PassOver:
+    """Nothing to load on the way to `value`: only the watermark moves."""
 
-    source: PostgresSource
-    connection: Connection
-
-
-Source = OpenSource | IcebergTableReader
-
-
-@contextmanager
-def open_source(context: Context, sync: Sync) -> Iterator[Source]:
-    """The source as it can be read; a bad declaration is refused."""
-    if context.is_lake(sync.source.connection):
-        yield resolve_lake_source(context, sync)
-        return
-    with context.databases.connect_source(sync.source.connection) as connection:
-        with locks_as_busy(sync):
-            source = resolve_source(connection, sync)
-        yield OpenSource(source, connection)
+    value: str | None
+    cursor_type: CursorType | None = None
+    declaration: Mapping[str, Any] | None = None
+    """None keeps what is recorded"""
+    reason: str = "nothing changed"
 
 
-def work_through(
-    context: Context,
-    sync: Sync,
-    source: Source,
-    work: Callable[[Source], None],
-    *,
-    check_alive: Callable[[], None],
-    progress: Callable[[], int],
-) -> None:
-    """Do the work; where the source was changed under it, open the source anew and go on.
+class Source(Protocol):
+    """Where the rows of a sync come from."""
 
-    A few times in a row, with a pause; `progress` says how many loads are done.
-    """
-    done, tries, failed = progress(), 0, False
-    with ExitStack() as reopened:
-        while True:
-            try:
-                if failed:
-                    source = reopened.enter_context(open_source(context, sync))
-                with locks_as_busy(sync):
-                    work(source)
-                return
-            except (SourceBusy, SourceChanged) as error:
-                tries = tries + 1 if progress() == done else 1
-                done, failed = progress(), True
-                if tries == _TRIES:
-                    raise
-                log.info("source_read_again", sync=sync.name, reason=error.message)
-            reopened.close()
-            for _ in range(2**tries):
-                check_alive()
-                time.sleep(_PAUSE_SECONDS)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of its columns, those that are not loaded too."""
+
+    @property
+    def cursor_type(self) -> CursorType | None: ...
+
+    @property
+    def loads_whole(self) -> bool:
+        """Whether every run loads all of it, so that rows may be missing in the target."""
+
+    def rules(self, batch: Batch) -> Rules: ...
+
+    def update_id(self, batch: Batch, watermark: Watermark) -> str: ...
+
+    def declaration(
+        self, batch: Batch | None, watermark: Watermark, columns: Any
+    ) -> dict[str, Any]:
+        """What is recorded with the watermark, by a batch or by the beginning of a refresh."""
+
+    def check(self, watermark: Watermark) -> None:
+        """Refuse what cannot be loaded, before anything is written."""
+
+    def scan(self, transfer: Transfer, watermark: Watermark) -> AbstractContextManager[Scan]:
+        """One attempt's way through it, from a watermark that it can go on from."""
 
 
-@contextmanager
-def locks_as_busy(sync: Sync) -> Iterator[None]:
-    """A lock of the source that we did not get in time means that the source is busy."""
-    try:
-        yield
-    except pg.LockNotAvailable as error:
-        raise SourceBusy(
-            f"sync {sync.name}: another session holds a lock ({first_line(error)})",
-            "run again when it has ended; pg_stat_activity of the source shows who it is",
-        ) from error
+class Scan(Protocol):
+    """One attempt's way through a source; it knows what comes next."""
+
+    def next(
+        self, watermark: Watermark, resumed: Batch | None
+    ) -> AbstractContextManager[Batch | PassOver | None]:
+        """The next batch, and all that it takes to read it, held until it is staged.
+
+        `resumed` is what an earlier attempt was at and is still to be done, if that can be read.
+        """
+
+    def stored(self, batch: Batch) -> dict[str, Any]:
+        """What is stored beside the plan of a batch: `final` when the job is done with it."""
+
+    def stage(self, batch: Batch, prepare: Prepare) -> Staged:
+        """Write the rows aside; only while `next` holds them."""
+
+    def published(self, plan: LoadPlan) -> None:
+        """A batch is in."""
+
+    def passed(self, found: PassOver, watermark: Watermark) -> None:
+        """The watermark has moved on from `watermark`; still inside `next`."""

@@ -19,7 +19,7 @@ from tidegate.jobs.schedules import Scheduled, Schedules, TickOutcome
 from tidegate.load.context import Context
 from tidegate.load.declaration_changes import refuse_changed_target
 from tidegate.load.runner import RunOptions, sync_request
-from tidegate.load.source import open_source
+from tidegate.load.sources.registry import open_source
 from tidegate.postgres.connection import Connection
 
 PRIORITIES = range(-1_000, 1_001)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from shlex import quote
 from typing import Any
@@ -14,25 +15,24 @@ from psycopg import sql
 
 from tidegate.config.sync import Mode, Sync
 from tidegate.core.batch import Batch, BatchKind, LoadPlan, LoadResult
-from tidegate.core.errors import StagingLost, UsageError, WatermarkMoved
-from tidegate.core.failpoints import reach
+from tidegate.core.errors import UsageError
 from tidegate.core.watermark import CursorType, Watermark
 from tidegate.jobs.attempt import LiveAttempt
 from tidegate.jobs.heartbeat import Heartbeat
 from tidegate.jobs.job import BACKFILL
 from tidegate.load.context import Context
 from tidegate.load.declaration_changes import refuse_changed_declaration, unmoved_declaration
-from tidegate.load.engine import Attempt, Course, Load, Prepare, SyncOutcome
-from tidegate.load.source import OpenSource, Source, open_source, work_through
-from tidegate.load.sources.cursor import refuse_duplicates, tolerates_duplicates
+from tidegate.load.engine import Transfer, run
+from tidegate.load.source import PassOver, Prepare, Source
+from tidegate.load.sources.database import DatabaseSource, check_first_key
 from tidegate.load.sources.postgres import PostgresSource
 from tidegate.load.sources.reading import check_open
+from tidegate.load.sources.registry import open_source, work_through
 from tidegate.load.sources.watermark_conditions import check_standing
-from tidegate.load.stage import Reading, Staged, stage_batch
+from tidegate.load.stage import Staged
 from tidegate.load.target import Target
-from tidegate.postgres.catalog import database_identity
-from tidegate.postgres.connection import Connection, first_line
-from tidegate.verify.repair import CommandedLoads, record_load, refuse_unfinished
+from tidegate.postgres.connection import Connection, Snapshot, first_line
+from tidegate.verify.repair import CommandedLoads, refuse_unfinished
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,10 @@ class BackfillRange:
             Batch(BatchKind.BACKFILL, low, high)
             for low, high in zip(self.bounds, ends, strict=True)
         ]
+
+    def number(self, chunk: Batch) -> int:
+        """Which of the chunks it is, from 1 on."""
+        return self.bounds.index(str(chunk.low)) + 1
 
     def update_id(
         self, batch: Batch, *, pipeline: str, source: str, target: str, generation: int, turn: int
@@ -88,7 +92,6 @@ class BackfillReport:
 
 
 _MOST_CHUNKS = 100_000
-_TRIES = 5
 _DAY = "1 day"
 
 
@@ -185,112 +188,71 @@ def read_range(
 
 
 @dataclass(slots=True)
-class BackfillWork:
-    """The work of one attempt; `step` is told of every finished load and the chunk's number."""
+class BackfillSource(DatabaseSource):
+    """A range of the cursor, chunk after chunk, wherever the watermark is."""
 
-    context: Context
-    sync: Sync
-    source: PostgresSource
-    connection: Connection
-    destination: Target
-    attempt: Attempt
     range: BackfillRange
-    step: Callable[[LoadResult, int], None] = lambda _load, _number: None
-    outcome: SyncOutcome = field(default_factory=SyncOutcome)
+    report: BackfillReport = field(init=False)
+    _generation: int = field(default=0, init=False)
+    _turn: int = field(default=1, init=False)
 
-    def run(self) -> BackfillReport:
-        """Load chunk after chunk; those that are in, and those without rows, are passed over."""
-        watermark = self.destination.watermark(self.sync.pipeline)
-        refuse_changed_declaration(watermark, self.source, self.sync)
-        check_standing(self.context, self.connection, self.source, watermark, self.sync)
-        refuse_unfinished(self.sync, watermark)
-        self.destination.check_present(watermark)
-        if watermark.version == 0 and self.sync.transform is None:
-            self._check_key()
-        chunks = self.range.chunks
-        turn = self._turn(chunks[-1], watermark)
-        rows = self._count()
-        report = BackfillReport(
-            self.sync.name, self.range.low, self.range.high, self.range.chunk, len(chunks)
+    def __post_init__(self) -> None:
+        wanted = self.range
+        self.report = BackfillReport(
+            self.sync.name, wanted.low, wanted.high, wanted.chunk, len(wanted.bounds)
         )
-        for number, chunk in enumerate(chunks, 1):
-            is_last = number == len(chunks)
-            batch = replace(chunk, rows=rows.get(number, 0), is_last=is_last)
-            update_id = self._update_id(batch, watermark, turn)
-            # The last one says that all of them are in, so it is loaded even without a row.
-            if not batch.rows and not is_last:
-                report.empty += 1
-            elif not self.destination.exists(update_id):
-                self.step(self._load(batch, update_id), number)
-            elif all(load.update_id != update_id for load in self.outcome.loads):
-                report.already += 1
-        report.loaded, report.rows = len(self.outcome.loads), self.outcome.rows
-        report.changed, report.rejected = self.outcome.changed, self.outcome.rejected
-        return report
 
-    def _load(self, batch: Batch, update_id: str) -> LoadResult:
-        for again in range(_TRIES):
-            try:
-                return self._load_once(batch, update_id)
-            except (WatermarkMoved, StagingLost):
-                # A person moved it; where it is does not matter here.
-                if again == _TRIES - 1:
-                    raise
-        raise AssertionError("unreachable")
+    @property
+    def cursor_type(self) -> CursorType | None:
+        return self.source.ordered_by.type
 
-    def _load_once(self, batch: Batch, update_id: str) -> LoadResult:
-        self.attempt.check_alive()
-        check_open(self.connection, self.source)
-        watermark = self.destination.watermark(self.sync.pipeline)
-        source = self.source
-        course = Course(self.sync, self.destination, self.attempt, self.outcome)
-        with self.context.reading(self.connection, source) as snapshot:
-            plan = LoadPlan(update_id, batch, watermark.generation, watermark.version)
-            self.attempt.store_plan(plan.to_json() | {"final": batch.is_last})
-            reach("batch.planned")
-            course.report("staging", batch.rows)
-            reading = Reading(self.context, self.sync, source, self.connection, snapshot, batch)
+    @property
+    def loads_whole(self) -> bool:
+        return False
 
-            def stage(prepare: Prepare) -> Staged:
-                attempt_id = self.attempt.fence.attempt_id
-                return stage_batch(
-                    reading, self.destination, attempt_id=attempt_id, prepare=prepare
-                )
-
-            load = Load(
-                sync=self.sync,
-                destination=self.destination,
-                attempt=self.attempt,
-                source_names=source.table.column_names,
-                cursor_type=source.ordered_by.type,
-                declare=lambda columns: unmoved_declaration(watermark, self.sync, source, columns),
-                staged=lambda rows: course.report("publishing", rows),
-            )
-            prepared = load.stage(stage, watermark)
-        result = load.publish(prepared, plan, watermark)
-        self.outcome.loads.append(result)
-        return result
-
-    def _turn(self, last: Batch, watermark: Watermark) -> int:
-        """Which of the turns of this very backfill is not at its end."""
-        turn = 1
-        while self.destination.exists(self._update_id(last, watermark, turn)):
-            turn += 1
-        return turn
-
-    def _update_id(self, batch: Batch, watermark: Watermark, turn: int) -> str:
+    def update_id(self, batch: Batch, _: Watermark) -> str:
         return self.range.update_id(
             batch,
             pipeline=self.sync.pipeline,
-            source=f"{database_identity(self.connection)}/{self.sync.source.relation}",
-            target=str(self.destination.relation),
-            generation=watermark.generation,
-            turn=turn,
+            source=self.identity,
+            target=str(self.sync.target.relation),
+            generation=self._generation,
+            turn=self._turn,
         )
+
+    def declaration(self, _: Batch | None, watermark: Watermark, columns: Any) -> dict[str, Any]:
+        return unmoved_declaration(watermark, self.sync, self.source, columns)
+
+    def check(self, watermark: Watermark) -> None:
+        refuse_changed_declaration(watermark, self.source, self.sync)
+        check_standing(self.context, self.connection, self.source, watermark, self.sync)
+        refuse_unfinished(self.sync, watermark)
+        # As the first run would have.
+        check_first_key(self.sync, self.source, self.connection, watermark)
+
+    @contextmanager
+    def scan(self, transfer: Transfer, watermark: Watermark) -> Iterator[BackfillScan]:
+        chunks = self.range.chunks
+        self._generation, self._turn = watermark.generation, 1
+        # Which of the turns of this very backfill is not at its end.
+        while transfer.target.exists(self.update_id(chunks[-1], watermark)):
+            self._turn += 1
+        rows = self._count()
+        yield BackfillScan(
+            self,
+            transfer,
+            [
+                replace(chunk, rows=rows.get(number, 0), is_last=number == len(chunks))
+                for number, chunk in enumerate(chunks, 1)
+            ],
+        )
+        report, outcome = self.report, transfer.outcome
+        report.loaded, report.rows = len(outcome.loads), outcome.rows
+        report.changed, report.rejected = outcome.changed, outcome.rejected
 
     def _count(self) -> dict[int, int]:
         """How many rows each chunk has, by its number, in one look at the range."""
-        whole = Batch(self.range.chunks[0].kind, self.range.low, self.range.high)
+        whole = Batch(BatchKind.BACKFILL, self.range.low, self.range.high)
         statement = sql.SQL(
             "SELECT width_bucket({}, {}::{}[]), count(*) FROM {} WHERE {} GROUP BY 1"
         ).format(
@@ -304,10 +266,53 @@ class BackfillWork:
         with self.context.reading(self.connection, self.source):
             return dict(self.connection.execute(statement).fetchall())
 
-    def _check_key(self) -> None:
-        """As the first run would have."""
-        if not tolerates_duplicates(self.sync):
-            refuse_duplicates(self.source, self.connection, self.sync.name)
+
+@dataclass(slots=True)
+class BackfillScan:
+    """Chunks that are in, and those without rows, are passed over."""
+
+    origin: BackfillSource
+    transfer: Transfer
+    _left: list[Batch]
+    _snapshot: Snapshot | None = None
+
+    @contextmanager
+    def next(self, watermark: Watermark, _: Batch | None) -> Iterator[Batch | PassOver | None]:
+        origin, transfer = self.origin, self.transfer
+        while self._left and not self._is_due(self._left[0], watermark):
+            del self._left[0]
+        if not self._left:
+            yield None
+            return
+        transfer.attempt.check_alive()
+        check_open(origin.connection, origin.source)
+        with origin.context.reading(origin.connection, origin.source) as self._snapshot:
+            yield self._left[0]
+
+    def _is_due(self, chunk: Batch, watermark: Watermark) -> bool:
+        # The last one says that all of them are in, so it is loaded even without a row.
+        if not chunk.rows and not chunk.is_last:
+            self.origin.report.empty += 1
+            return False
+        update_id = self.origin.update_id(chunk, watermark)
+        if not self.transfer.target.exists(update_id):
+            return True
+        if all(load.update_id != update_id for load in self.transfer.outcome.loads):
+            self.origin.report.already += 1
+        return False
+
+    def stored(self, batch: Batch) -> dict[str, Any]:
+        return {"final": batch.is_last}
+
+    def stage(self, batch: Batch, prepare: Prepare) -> Staged:
+        assert self._snapshot is not None
+        return self.origin.stage(self._snapshot, batch, self.transfer, prepare)
+
+    def published(self, _: LoadPlan) -> None:
+        del self._left[0]
+
+    def passed(self, found: PassOver, watermark: Watermark) -> None:
+        """The watermark stays where it is."""
 
 
 COMMAND = "tidegate backfill"
@@ -325,7 +330,7 @@ def backfill_sync(
 ) -> BackfillReport:
     """Load the rows with low <= cursor < high again; `step` is told of each chunk that is in."""
     with open_source(context, sync) as opened:
-        if not isinstance(opened, OpenSource):
+        if not isinstance(opened, DatabaseSource):
             raise UsageError(
                 f"the source of sync {sync.name} is a lake, which has no cursor to go by",
                 f"to load all of it again: tidegate run {sync.name} --full-refresh",
@@ -336,26 +341,20 @@ def backfill_sync(
         reports: list[BackfillReport] = []
 
         def work(destination: Target, attempt: LiveAttempt) -> dict[str, Any]:
-            def loaded(load: LoadResult, number: int) -> None:
-                record_load(attempt, load)
-                step(load, number, len(wanted.bounds))
-
-            outcome = SyncOutcome()
+            transfer = Transfer(
+                sync,
+                opened,
+                destination,
+                attempt,
+                loaded=lambda load: step(load, wanted.number(load.batch), len(wanted.bounds)),
+            )
 
             def read(opened: Source) -> None:
-                assert isinstance(opened, OpenSource)
-                report = BackfillWork(
-                    context=context,
-                    sync=sync,
-                    source=opened.source,
-                    connection=opened.connection,
-                    destination=destination,
-                    attempt=attempt,
-                    range=wanted,
-                    step=loaded,
-                    outcome=outcome,
-                ).run()
-                reports.append(report)
+                assert isinstance(opened, DatabaseSource)
+                backfill = BackfillSource(context, sync, opened.source, opened.connection, wanted)
+                transfer.source = backfill
+                run(transfer)
+                reports.append(backfill.report)
 
             work_through(
                 context,
@@ -363,7 +362,7 @@ def backfill_sync(
                 opened,
                 read,
                 check_alive=attempt.check_alive,
-                progress=lambda: len(outcome.loads),
+                progress=lambda: len(transfer.outcome.loads),
             )
             return asdict(reports[0])
 

@@ -18,7 +18,7 @@ from tidegate.core.shape import LoadedShape, Shape
 from tidegate.core.watermark import Watermark
 from tidegate.iceberg.staged_files import LakePlace, arrow_schema, write_file
 from tidegate.load.context import Context
-from tidegate.load.engine import Prepare
+from tidegate.load.source import Prepare
 from tidegate.load.sources.cdc.first_copy import MARK_TYPE, mark_column
 from tidegate.load.sources.iceberg import DELETED
 from tidegate.load.sources.postgres import PostgresSource

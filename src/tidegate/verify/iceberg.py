@@ -24,7 +24,7 @@ from tidegate.load.context import Context
 from tidegate.load.inspection import ReadSessions
 from tidegate.load.modes import MODES
 from tidegate.load.sources.cdc.fold import DELETED_AT
-from tidegate.load.sources.cursor import tolerates_duplicates
+from tidegate.load.sources.database import tolerates_duplicates
 from tidegate.load.sources.postgres import PostgresSource
 from tidegate.load.sources.resolve import lake_shape
 from tidegate.load.sources.watermark_conditions import (

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
-from tidegate.config.sync import Mode, Sync
-from tidegate.core.batch import Batch, BatchKind, LoadResult
+from tidegate.config.sync import Mode, Rules, Sync
+from tidegate.core.batch import Batch, BatchKind, LoadPlan, LoadResult
 from tidegate.core.errors import BusyError, DeclarationError, StaleAttempt
-from tidegate.core.failpoints import reach
 from tidegate.core.watermark import Watermark
 from tidegate.jobs.attempt import ClaimedWork, LiveAttempt
 from tidegate.jobs.claim import claim_table, table_resource
@@ -20,10 +20,12 @@ from tidegate.jobs.queue import Jobs
 from tidegate.jobs.worker_records import user_name
 from tidegate.load.context import Context
 from tidegate.load.declaration_changes import refuse_changed_target, unmoved_declaration
-from tidegate.load.engine import Attempt, Course, Load, SyncOutcome
+from tidegate.load.engine import Attempt, SyncOutcome, Transfer, load_all, move_watermark
+from tidegate.load.source import PassOver, Prepare, Scan
 from tidegate.load.sources.cdc.slot import SlotOrigin
+from tidegate.load.sources.database import DatabaseSource
+from tidegate.load.stage import Staged
 from tidegate.load.target import Target
-from tidegate.postgres.catalog import database_identity
 from tidegate.verify.compare import (
     Comparison,
     KeyRanges,
@@ -104,13 +106,9 @@ class RepairWork:
             **watermark.declaration,
             "cdc": replace(origin, tables=origin.seen, seen=None).to_json(),
         }
-        course = Course(self.sync, self.destination, self.attempt, self.outcome)
-        course.pass_over(
-            watermark,
-            watermark.value,
-            declaration=declared,
-            reason="what is in no log was repaired",
-        )
+        reason = "what is in no log was repaired"
+        moved = PassOver(watermark.value, declaration=declared, reason=reason)
+        move_watermark(self.destination, self.attempt, self.sync, watermark, moved)
         self.outcome.watermark = self.destination.watermark(self.sync.pipeline)
 
     def _mend(self, opened: Opened) -> Comparison:
@@ -145,44 +143,71 @@ class RepairWork:
         limit.check(self.sync.target, extra, seen.found_rows)
 
     def _load(self, opened: Opened, ranges: KeyRanges) -> None:
-        watermark = self.destination.watermark(self.sync.pipeline)
-        if _place(watermark) != _place(opened.watermark):
+        name = self.sync.source.connection
+        with self.context.databases.lease(name) as connection:
+            source = RepairSource(self.context, self.sync, opened.source, connection, opened)
+            assert source.identity  # read once, while there is a session
+        transfer = Transfer(
+            self.sync,
+            source,
+            self.destination,
+            self.attempt,
+            loaded=self.step,
+            outcome=self.outcome,
+        )
+        load_all(transfer, RepairScan(opened, transfer, ranges))
+        self.outcome.watermark = self.destination.watermark(self.sync.pipeline)
+
+
+@dataclass(slots=True)
+class RepairSource(DatabaseSource):
+    """Ranges of keys as the source has them, in the snapshots in which both sides are compared."""
+
+    opened: Opened
+
+    def rules(self, _: Batch) -> Rules:
+        return replace(self.sync.rules, newest_wins=False)
+
+    def declaration(self, _: Batch | None, __: Watermark, columns: Any) -> dict[str, Any]:
+        return unmoved_declaration(self.opened.watermark, self.sync, self.source, columns)
+
+    def scan(self, transfer: Transfer, _: Watermark) -> AbstractContextManager[Scan]:
+        return nullcontext(RepairScan(self.opened, transfer))
+
+
+@dataclass(slots=True)
+class RepairScan:
+    """Some ranges, once."""
+
+    opened: Opened
+    transfer: Transfer
+    ranges: KeyRanges | None = None
+
+    @contextmanager
+    def next(self, watermark: Watermark, _: Batch | None) -> Iterator[Batch | PassOver | None]:
+        if self.ranges is None:
+            yield None
+            return
+        if _place(watermark) != _place(self.opened.watermark):
             raise BusyError(
-                f"the watermark of {self.sync.name} moved while it was being repaired",
+                f"the watermark of {self.transfer.sync.name} moved while it was being repaired",
                 "repair it again",
             )
-        source = opened.source
-        course = Course(self.sync, self.destination, self.attempt, self.outcome)
-        batch = Batch(BatchKind.REPAIR, part=str(ranges), rows=ranges.rows)
-        connection = self.context.databases.lease(self.sync.source.connection)
-        with connection as session:
-            identity = f"{database_identity(session)}/{self.sync.source.relation}"
-        plan = course.plan(identity, batch, watermark)
-        # Never taken up again: who repeats a repair compares first.
-        self.attempt.store_plan(plan.to_json())
-        reach("batch.planned")
-        course.report("staging", batch.rows)
+        yield Batch(BatchKind.REPAIR, part=str(self.ranges), rows=self.ranges.rows)
 
-        def declare(columns: Any) -> dict[str, Any]:
-            return unmoved_declaration(opened.watermark, self.sync, source, columns)
+    def stored(self, _: Batch) -> dict[str, Any]:
+        """Never taken up again: who repeats a repair compares first."""
+        return {}
 
-        result = Load(
-            sync=self.sync,
-            destination=self.destination,
-            attempt=self.attempt,
-            source_names=source.table.column_names,
-            cursor_type=source.cursor_type,
-            declare=declare,
-            rules=replace(self.sync.rules, newest_wins=False),
-            staged=lambda rows: course.report("publishing", rows),
-        ).run(
-            lambda prepare: opened.stage(ranges, self.attempt.fence.attempt_id, prepare),
-            plan,
-            watermark,
-        )
-        self.outcome.loads.append(result)
-        self.outcome.watermark = self.destination.watermark(self.sync.pipeline)
-        self.step(result)
+    def stage(self, _: Batch, prepare: Prepare) -> Staged:
+        assert self.ranges is not None
+        return self.opened.stage(self.ranges, self.transfer.attempt.fence.attempt_id, prepare)
+
+    def published(self, _: LoadPlan) -> None:
+        self.ranges = None
+
+    def passed(self, found: PassOver, watermark: Watermark) -> None:
+        """The watermark stays where it is."""
 
 
 def _place(watermark: Watermark) -> tuple[object, ...]:
@@ -253,21 +278,6 @@ class CommandedLoads:
         return claimed.claim.job_id
 
 
-def record_load(attempt: LiveAttempt, load: LoadResult) -> None:
-    """Keep what a load did, for whoever watches or asks later."""
-    attempt.record(
-        "load",
-        {
-            "update_id": load.update_id,
-            "batch": str(load.batch),
-            "rows": load.rows,
-            "changed": load.changed,
-            "rejected": load.rejected,
-            "seconds": round(load.seconds, 3),
-        },
-    )
-
-
 COMMAND = "tidegate verify --repair"
 
 
@@ -296,11 +306,7 @@ def repair_sync(
     done: list[RepairWork] = []
 
     def work(destination: Target, attempt: LiveAttempt) -> dict[str, Any]:
-        def loaded(load: LoadResult) -> None:
-            record_load(attempt, load)
-            step(load)
-
-        repair = RepairWork(context, sync, destination, attempt, loaded)
+        repair = RepairWork(context, sync, destination, attempt, step)
         repair.run()
         done.append(repair)
         difference = repair.difference

@@ -18,7 +18,7 @@ from tidegate.core.watermark import Watermark
 from tidegate.iceberg.rows import staged_batches
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.load.inspection import ReadSessions
-from tidegate.load.sources.cursor import tolerates_duplicates
+from tidegate.load.sources.database import tolerates_duplicates
 from tidegate.load.sources.postgres import PostgresSource
 from tidegate.load.sources.watermark_conditions import (
     compared_batches,

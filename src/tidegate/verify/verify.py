@@ -27,10 +27,10 @@ from tidegate.ledger.watermarks import Watermarks
 from tidegate.load.context import Context
 from tidegate.load.declaration_changes import refuse_changed_declaration, refuse_shared
 from tidegate.load.inspection import ReadSessions
-from tidegate.load.source import locks_as_busy
 from tidegate.load.sources.cdc.slot_lifecycle import SlotLifecycle
-from tidegate.load.sources.cursor import tolerates_duplicates
+from tidegate.load.sources.database import tolerates_duplicates
 from tidegate.load.sources.postgres import PostgresSource
+from tidegate.load.sources.registry import locks_as_busy
 from tidegate.load.sources.resolve import passthrough_shape, resolve_source
 from tidegate.load.sources.watermark_conditions import (
     check_standing,

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tidegate.config.sync import Mode, Sync
-from tidegate.core.batch import Batch, BatchKind, LoadPlan, LoadResult
+from tidegate.config.sync import Mode, Rules, Sync
+from tidegate.core.batch import Batch, BatchKind, LoadPlan
 from tidegate.core.errors import DeclarationError, LoadError, TidegateError
-from tidegate.core.failpoints import reach
+from tidegate.core.identity import load_update_id
 from tidegate.core.relation import Table
 from tidegate.core.shape import Shape, StagedColumn
-from tidegate.core.watermark import Guarantee, Watermark
+from tidegate.core.watermark import CursorType, Guarantee, Watermark
 from tidegate.iceberg.metadata import read_table
 from tidegate.iceberg.session import IcebergSession, iceberg_session
 from tidegate.iceberg.table import IcebergTable
 from tidegate.ledger.watermarks import Watermarks
 from tidegate.load.context import Context
 from tidegate.load.declaration_changes import refuse_changed_target
-from tidegate.load.engine import FINISHES_REFRESH, Attempt, Course, Load, Prepare, SyncOutcome
+from tidegate.load.engine import FINISHES_REFRESH, Transfer
 from tidegate.load.inspection import ReadSessions, read_lock, refuse_other_plane
 from tidegate.load.plan import KeyPlan, SyncPlan, TargetPlan
+from tidegate.load.source import PassOver, Prepare
 from tidegate.load.sources.dataframe import target_type
 from tidegate.load.sources.iceberg_table import (
     IcebergTableReader,
@@ -34,7 +35,6 @@ from tidegate.load.sources.iceberg_table import (
     resolve_lake_source,
 )
 from tidegate.load.stage import Staged, lake_frame_shape, stage_rows
-from tidegate.load.target import Target
 from tidegate.load.targets.iceberg.target import IcebergTarget
 from tidegate.load.targets.postgres.table import check_present
 from tidegate.postgres.catalog import describe_table, is_empty
@@ -46,125 +46,123 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 DELETED = "tidegate_deleted"
-PlanBatch = Callable[[IcebergTable, Watermark], Batch | None]
 
 
 @dataclass(slots=True)
-class LakeSyncWork:
-    """The work of one attempt; `step` is told of every finished load."""
+class IcebergSource:
+    """A table of a lake, read snapshot after snapshot, or all of it each time."""
 
     context: Context
     sync: Sync
     source: IcebergTableReader
-    destination: Target
-    attempt: Attempt
-    full_refresh: bool = False
-    max_batches: int | None = None
-    step: Callable[[LoadResult], None] = lambda _: None
-    outcome: SyncOutcome = field(default_factory=SyncOutcome)
-    _finishing: bool = False
 
     @property
-    def _course(self) -> Course:
-        return Course(self.sync, self.destination, self.attempt, self.outcome, self.max_batches)
+    def names(self) -> tuple[str, ...]:
+        return self.source.column_names
 
-    def run(self) -> SyncOutcome:
-        """Load until main is reached, or the limit of batches."""
-        watermark = self._begin()
-        refuse_changed_lake(watermark, self.source, self.sync)
-        if self.sync.mode is not Mode.REPLACE:
-            self.destination.check_present(watermark)
-        for plan_batch in self._phases():
-            self._course.follow(partial(self._load_next, plan_batch))
-        self.outcome.watermark = self._course.watermark()
-        return self.outcome
+    @property
+    def cursor_type(self) -> CursorType | None:
+        return None
 
-    def _phases(self) -> Iterator[PlanBatch]:
-        if self.attempt.stored_plan is not None:
-            yield self._stored_batch()
-        if self.full_refresh or self.sync.mode is Mode.REPLACE:
-            yield self._whole_batch
-        if self.sync.mode is not Mode.REPLACE:
-            yield self._next_batch
+    @property
+    def loads_whole(self) -> bool:
+        return self.sync.mode is Mode.REPLACE
 
-    def _begin(self) -> Watermark:
-        """As for any sync, a full refresh that was not finished is finished now."""
-        found = self._course.watermark()
-        if not self.full_refresh and found.is_refreshing:
-            self.full_refresh = self._finishing = True
-            return found
-        if not self.full_refresh or self.attempt.stored_plan is not None:
-            return found
-        return self._course.begin_refresh(self._declare, None)
+    def rules(self, _: Batch) -> Rules:
+        return self.sync.rules
 
-    def _declare(self, columns: Any) -> dict[str, Any]:
+    def update_id(self, batch: Batch, watermark: Watermark) -> str:
+        return load_update_id(
+            pipeline=self.sync.pipeline,
+            source=self.source.identity,
+            target=str(self.sync.target.relation),
+            generation=watermark.generation,
+            version=watermark.version,
+            batch=batch,
+        )
+
+    def declaration(self, _: Batch | None, __: Watermark, columns: Any) -> dict[str, Any]:
         return lake_declaration(self.sync, self.source, columns)
 
-    def _load_next(self, plan_batch: PlanBatch) -> bool:
-        """Plan and run one load; False when this phase has nothing more."""
-        self.attempt.check_alive()
-        watermark = self._course.watermark()
-        table = self.source.read()
-        batch = plan_batch(table, watermark)
-        if batch is None:
-            return False
-        plan = self._plan(batch, watermark)
-        self.attempt.store_plan(plan.to_json() | {"final": batch.is_last})
-        reach("batch.planned")
-        self._course.report("staging", batch.rows)
-        load = Load(
-            sync=self.sync,
-            destination=self.destination,
-            attempt=self.attempt,
-            source_names=self.source.column_names,
-            cursor_type=None,
-            declare=self._declare,
-            staged=lambda rows: self._course.report("publishing", rows),
-        )
-        result = load.run(partial(self._stage, table, batch), plan, watermark)
-        if result.already:
-            self._course.check_moved(plan)
-        if self._finishing and batch.kind is BatchKind.FULL:
-            result = replace(result, notes=(*result.notes, FINISHES_REFRESH))
-        self.outcome.loads.append(result)
-        self.step(result)
-        return not batch.is_last
+    def check(self, _: Watermark) -> None:
+        """Nothing to refuse before a scan."""
 
-    def _plan(self, batch: Batch, watermark: Watermark) -> LoadPlan:
-        return self._course.plan(self.source.identity, batch, watermark)
+    @contextmanager
+    def scan(self, transfer: Transfer, watermark: Watermark) -> Iterator[IcebergScan]:
+        refuse_changed_lake(watermark, self.source, self.sync)
+        yield IcebergScan(self.context, self.sync, self.source, transfer)
 
-    def _stored_batch(self) -> PlanBatch:
-        """What an earlier attempt was at, unless its snapshots have gone since."""
-        take = self._course.take_stored(self._plan)
 
-        def batch(table: IcebergTable, watermark: Watermark) -> Batch | None:
-            found = take(watermark)
-            return found if found is not None and self.source.is_there(table, found) else None
+@dataclass(slots=True)
+class IcebergScan:
+    """Everything where that is asked for, then every snapshot up to main."""
 
-        return batch
+    context: Context
+    sync: Sync
+    source: IcebergTableReader
+    transfer: Transfer
+    _table: IcebergTable | None = None
+    _resumes: bool = False
+    _is_done: bool = False
+
+    @contextmanager
+    def next(
+        self, watermark: Watermark, resumed: Batch | None
+    ) -> Iterator[Batch | PassOver | None]:
+        if self._is_done:
+            yield None
+            return
+        table = self._table = self.source.read()
+        # What an earlier attempt was at, unless its snapshots have gone since.
+        self._resumes = resumed is not None and self.source.is_there(table, resumed)
+        if self._resumes:
+            yield resumed
+        elif (whole := self._whole_batch(table, watermark)) is not None:
+            yield whole
+        elif self.sync.mode is Mode.REPLACE:
+            yield None
+        else:
+            yield self._next_batch(table, watermark)
+
+    def stored(self, batch: Batch) -> dict[str, Any]:
+        return {"final": batch.is_last}
+
+    def stage(self, batch: Batch, prepare: Prepare) -> Staged:
+        assert self._table is not None
+        return self._stage(self._table, batch, prepare)
+
+    def published(self, plan: LoadPlan) -> None:
+        if self.sync.mode is Mode.REPLACE:
+            self._is_done = plan.batch.kind is BatchKind.FULL
+        elif plan.batch.kind is not BatchKind.FULL and not self._resumes:
+            self._is_done = plan.batch.is_last
+
+    def passed(self, _: PassOver, __: Watermark) -> None:
+        self._is_done = True
 
     def _whole_batch(self, table: IcebergTable, watermark: Watermark) -> Batch | None:
         """Everything, once: for a refresh, or because main is not where it was."""
-        if any(load.batch.kind is BatchKind.FULL for load in self.outcome.loads):
+        if not (self.transfer.refreshes or self.sync.mode is Mode.REPLACE):
+            return None
+        if any(load.batch.kind is BatchKind.FULL for load in self.transfer.outcome.loads):
             return None
         found = self.source.whole_batch(table, BatchKind.FULL)
-        if self.full_refresh or watermark.version == 0 or watermark.value != found.high:
+        if self.transfer.refreshes or watermark.version == 0 or watermark.value != found.high:
             return found
         # Somebody may have emptied or dropped the target meanwhile.
-        return None if found.rows == 0 or self.destination.holds_rows() else found
+        return None if found.rows == 0 or self.transfer.target.holds_rows() else found
 
-    def _next_batch(self, table: IcebergTable, watermark: Watermark) -> Batch | None:
+    def _next_batch(self, table: IcebergTable, watermark: Watermark) -> Batch | PassOver | None:
         value = watermark.value
         if value is not None and value != str(table.main):
             waiting = self.source.waiting(table, value)
             if all(snapshot.changes_nothing for snapshot in waiting):
-                # Lest the snapshot that was loaded last expires, and nobody knows the way on.
-                self._course.pass_over(watermark, str(table.main))
-                return None
+                # The snapshot that was loaded last may expire, and nobody knows the way on.
+                return PassOver(str(table.main))
         return self.source.next_batch(table, value)
 
     def _stage(self, table: IcebergTable, batch: Batch, prepare: Prepare) -> Staged:
-        fence = self.attempt.fence
+        fence = self.transfer.attempt.fence
         with iceberg_session(self.context.spark, self.source.catalog, fence.attempt_id) as session:
             what = (
                 f"the transformation of sync {self.sync.name}"
@@ -190,7 +188,7 @@ class LakeSyncWork:
             rows = joined(changes, self.source.key).coalesce(parts)
             writes = stage_rows(
                 self.context,
-                self.destination,
+                self.transfer.target,
                 self.sync.target,
                 shape,
                 rows,
@@ -213,11 +211,11 @@ class LakeSyncWork:
 
     def _shape(self, changes: SnapshotChanges, what: str) -> Shape:
         key = self.source.key
-        if isinstance(self.destination, IcebergTarget):
+        if isinstance(self.transfer.target, IcebergTarget):
             shape = lake_frame_shape(changes.rows, what, key, None)
         else:
-            with self.destination.open() as connection:
-                target = describe_table(connection, self.destination.relation)
+            with self.transfer.target.open() as connection:
+                target = describe_table(connection, self.transfer.target.relation)
             shape = _postgres_shape(changes.rows, what, key, target)
         return shape if changes.gone is None else replace(shape, deleted=DELETED)
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from tidegate.config.sync import Sync
-from tidegate.core.batch import Batch, BatchKind, LoadPlan, LoadResult
-from tidegate.core.failpoints import reach
+from tidegate.core.batch import Batch, BatchKind, LoadPlan
 from tidegate.core.watermark import Guarantee, Horizon, Watermark
-from tidegate.load.context import Context
 from tidegate.load.declaration_changes import declaration, refuse_changed_declaration
-from tidegate.load.engine import FINISHES_REFRESH, Attempt, Course, Load, Prepare, SyncOutcome
-from tidegate.load.sources.cursor import check_first_key
+from tidegate.load.engine import Transfer
+from tidegate.load.source import PassOver, Prepare
+from tidegate.load.sources.database import DatabaseSource, check_first_key
 from tidegate.load.sources.postgres import PostgresSource
 from tidegate.load.sources.reading import check_open, count_rows
 from tidegate.load.sources.watermark_conditions import (
@@ -25,159 +24,129 @@ from tidegate.load.sources.watermark_conditions import (
     refuse_restored,
 )
 from tidegate.load.sources.xmin import FAR, SourcePosition, loaded_position
-from tidegate.load.stage import Reading, Staged, stage_batch
-from tidegate.load.target import Target
-from tidegate.postgres.catalog import database_identity
+from tidegate.load.stage import Staged
 from tidegate.postgres.connection import Connection, Snapshot
-
-Planned = tuple[Batch, SourcePosition]
-PlanBatch = Callable[[Watermark, SourcePosition], Planned | None]
 
 
 @dataclass(slots=True)
-class SnapshotWork:
-    """The work of one attempt; `step` is told of every finished load."""
+class SnapshotSource(DatabaseSource):
+    """Rows are found by the transaction that wrote them."""
 
-    context: Context
-    sync: Sync
-    source: PostgresSource
-    connection: Connection
-    destination: Target
-    attempt: Attempt
-    known_fingerprints: dict[str, Any]
-    full_refresh: bool = False
-    max_batches: int | None = None
-    step: Callable[[LoadResult], None] = lambda _: None
-    outcome: SyncOutcome = field(default_factory=SyncOutcome)
-    _finishing: bool = False
+    began: SourcePosition | None = field(default=None, init=False)
+    """where the source stood when the pass of the last batch began"""
 
-    @property
-    def _course(self) -> Course:
-        return Course(self.sync, self.destination, self.attempt, self.outcome, self.max_batches)
+    def declaration(
+        self, batch: Batch | None, watermark: Watermark, columns: Any
+    ) -> dict[str, Any]:
+        found = declaration(self.sync, self.source, columns)
+        if batch is None:
+            return found
+        assert self.began is not None
+        return {**found, **pass_record(batch, self.began, watermark)}
 
-    def run(self) -> SyncOutcome:
-        """Finish the pass that was begun, then make one of what has been written since."""
-        check_first_key(self.sync, self.source, self.connection, self._course.watermark())
-        watermark = self._begin()
+    def check(self, watermark: Watermark) -> None:
+        check_first_key(self.sync, self.source, self.connection, watermark)
+
+    @contextmanager
+    def scan(self, transfer: Transfer, watermark: Watermark) -> Iterator[SnapshotScan]:
         refuse_changed_declaration(watermark, self.source, self.sync)
         check_standing(self.context, self.connection, self.source, watermark, self.sync)
-        self.destination.check_present(watermark)
-        for plan_batch in self._phases():
-            self._course.follow(partial(self._load_next, plan_batch))
-        self.outcome.watermark = self._course.watermark()
-        return self.outcome
+        yield SnapshotScan(self, transfer, self.known_fingerprints(transfer))
+        self.follow_columns(transfer)
+        self.release_slots(transfer)
 
-    def _phases(self) -> Iterator[PlanBatch]:
-        if self.attempt.stored_plan is not None:
-            yield self._stored_batch(self.attempt.stored_plan)
-        if self.full_refresh:
-            yield self._whole_batch
-        if self._course.watermark().position is not None:
-            yield self._next_batch
-        yield self._next_batch
 
-    def _begin(self) -> Watermark:
-        """As for any sync, a full refresh that was not finished is finished now."""
-        found = self._course.watermark()
-        if not self.full_refresh and found.is_refreshing:
-            self.full_refresh = self._finishing = True
-            return found
-        if not self.full_refresh or self.attempt.stored_plan is not None:
-            return found
-        return self._course.begin_refresh(
-            lambda columns: declaration(self.sync, self.source, columns), self.source.cursor_type
-        )
+@dataclass(slots=True)
+class SnapshotScan:
+    """Finishes the pass that was begun, then makes one of what has been written since."""
 
-    def _load_next(self, plan_batch: PlanBatch) -> bool:
-        """Plan and run one load; False when this phase has nothing more."""
-        self.attempt.check_alive()
-        check_open(self.connection, self.source)
-        watermark = self._course.watermark()
-        with self.context.reading(self.connection, self.source) as snapshot:
-            planned = plan_batch(watermark, self.source.standing(self.connection))
-            if planned is None:
-                return False
-            batch, began = planned
-            plan = self._plan(batch, watermark)
-            self.attempt.store_plan(
-                plan.to_json() | {"final": batch.is_last, "standing": began.to_json()}
-            )
-            reach("batch.planned")
-            self._course.report("staging", batch.rows)
-            load = Load(
-                sync=self.sync,
-                destination=self.destination,
-                attempt=self.attempt,
-                source_names=self.source.table.column_names,
-                cursor_type=self.source.cursor_type,
-                declare=lambda columns: {
-                    **declaration(self.sync, self.source, columns),
-                    **pass_record(batch, began, watermark),
-                },
-                staged=lambda rows: self._course.report("publishing", rows),
-            )
-            prepared = load.stage(self._stage(snapshot, batch), watermark)
-            if batch.is_last and batch.key_low is None:
-                # Of a pass in pieces, what was written behind its back is not loaded yet.
-                self._remember(began, plan.version + 1, plan.update_id)
-        result = load.publish(prepared, plan, watermark)
-        if result.already:
-            self._course.check_moved(plan)
-        if self._finishing and batch.kind is BatchKind.FULL:
-            result = replace(result, notes=(*result.notes, FINISHES_REFRESH))
-        self.outcome.loads.append(result)
-        self.step(result)
-        return not batch.is_last
+    origin: SnapshotSource
+    transfer: Transfer
+    known_fingerprints: dict[str, Any]
+    _passes: int | None = None
+    """how many are left; known once what comes before them is loaded"""
+    _resumed: Batch | None = None
+    _snapshot: Snapshot | None = None
+    _seen_again: str | None = None
+    """what the next pass will find again of the rows that are staged"""
 
-    def _stage(self, snapshot: Snapshot, batch: Batch) -> Callable[[Prepare], Staged]:
-        reading = Reading(self.context, self.sync, self.source, self.connection, snapshot, batch)
-        attempt_id = self.attempt.fence.attempt_id
-        return lambda prepare: stage_batch(
-            reading, self.destination, attempt_id=attempt_id, prepare=prepare
-        )
+    @contextmanager
+    def next(
+        self, watermark: Watermark, resumed: Batch | None
+    ) -> Iterator[Batch | PassOver | None]:
+        origin, connection, source = self.origin, self.origin.connection, self.origin.source
+        self._resumed, self._seen_again = resumed, None
+        while self._passes != 0:
+            check_open(connection, source)
+            with origin.context.reading(connection, source) as snapshot:
+                found = self._plan(watermark, resumed)
+                if found is not None:
+                    self._snapshot = snapshot
+                    yield found
+                    if isinstance(found, Batch) and found.is_last and found.key_low is None:
+                        # Of a pass in pieces, what was written behind its back is not loaded yet.
+                        assert origin.began is not None
+                        self._seen_again = self._fingerprint(origin.began)
+                    return
+            self._end_pass()
+        yield None
 
-    def _plan(self, batch: Batch, watermark: Watermark) -> LoadPlan:
-        identity = f"{database_identity(self.connection)}/{self.sync.source.relation}"
-        return self._course.plan(identity, batch, watermark)
+    def stored(self, batch: Batch) -> dict[str, Any]:
+        assert self.origin.began is not None
+        return {"final": batch.is_last, "standing": self.origin.began.to_json()}
 
-    def _stored_batch(self, stored: dict[str, Any]) -> PlanBatch:
-        """The batch an earlier attempt at this job was at, if it is still to be done."""
-        take = self._course.take_stored(self._plan)
-        began = SourcePosition.from_json(stored["standing"])
+    def stage(self, batch: Batch, prepare: Prepare) -> Staged:
+        assert self._snapshot is not None
+        return self.origin.stage(self._snapshot, batch, self.transfer, prepare)
 
-        def batch(watermark: Watermark, _: SourcePosition) -> Planned | None:
-            found = take(watermark)
-            return None if found is None else (found, began)
+    def published(self, plan: LoadPlan) -> None:
+        self._remember(self._seen_again, plan.version + 1, plan.update_id)
+        if plan.batch.kind is BatchKind.WRITTEN and plan.batch.is_last and self._resumed is None:
+            self._end_pass()
 
-        return batch
+    def passed(self, _: PassOver, watermark: Watermark) -> None:
+        assert self.origin.began is not None
+        seen_again = self._fingerprint(self.origin.began)
+        self._remember(seen_again, watermark.version + 1, watermark.update_id)
+        self._end_pass()
 
-    def _whole_batch(self, _: Watermark, now: SourcePosition) -> Planned | None:
-        """Everything, once, in one snapshot."""
-        if any(load.batch.kind is BatchKind.FULL for load in self.outcome.loads):
-            return None
-        whole = Batch(BatchKind.FULL, None, now.xmin, is_last=True)
-        return replace(whole, rows=self.source.count(self.connection, whole)), now
+    # --- what comes next
 
-    def _next_batch(self, watermark: Watermark, now: SourcePosition) -> Planned | None:
-        start, began = next_batch_start(self.source, watermark, now)
-        batch = self.source.written_batch(self.connection, start)
+    def _plan(self, watermark: Watermark, resumed: Batch | None) -> Batch | PassOver | None:
+        origin, transfer = self.origin, self.transfer
+        now = origin.source.standing(origin.connection)
+        stored = transfer.attempt.stored_plan
+        if resumed is not None and stored is not None:
+            origin.began = SourcePosition.from_json(stored["standing"])
+            return resumed
+        loaded = (load.batch.kind for load in transfer.outcome.loads)
+        if transfer.refreshes and BatchKind.FULL not in loaded:
+            # Everything, once, in one snapshot.
+            origin.began = now
+            whole = Batch(BatchKind.FULL, None, now.xmin, is_last=True)
+            return replace(whole, rows=origin.source.count(origin.connection, whole))
+        if self._passes is None:
+            self._passes = 1 if watermark.position is None else 2
+        return self._next_batch(watermark, now)
+
+    def _next_batch(self, watermark: Watermark, now: SourcePosition) -> Batch | PassOver | None:
+        origin = self.origin
+        start, origin.began = next_batch_start(origin.source, watermark, now)
+        batch = origin.source.written_batch(origin.connection, start)
         if batch is not None and not self._is_loaded(batch, watermark):
-            return batch, began
+            return batch
         far = watermark.value is not None and int(now.xmax) - int(watermark.value) > FAR
-        if far or (batch is not None and watermark.value != now.xmin):
-            # Lest the same rows are looked at again, or ids come round before anything changes.
-            columns = (watermark.declaration or {}).get("columns")
-            self._course.pass_over(
-                watermark,
-                now.xmin,
-                self.source.cursor_type,
-                {
-                    **declaration(self.sync, self.source, columns),
-                    "standing": now.to_json(),
-                },
-            )
-            self._remember(now, watermark.version + 1, watermark.update_id)
-        return None
+        if not far and (batch is None or watermark.value == now.xmin):
+            return None
+        # Otherwise the same rows are looked at again, or ids come round before anything changes.
+        origin.began = now
+        columns = (watermark.declaration or {}).get("columns")
+        declared = declaration(origin.sync, origin.source, columns)
+        return PassOver(now.xmin, origin.cursor_type, {**declared, "standing": now.to_json()})
+
+    def _end_pass(self) -> None:
+        assert self._passes is not None
+        self._passes -= 1
 
     def _is_loaded(self, batch: Batch, watermark: Watermark) -> bool:
         """Whether the last load took these very rows, though a transaction was open then that
@@ -186,19 +155,24 @@ class SnapshotWork:
         loaded = (watermark.version, watermark.update_id)
         if not batch.closes_tie or (known.get("version"), known.get("update_id")) != loaded:
             return False
-        self.outcome.fingerprints[BatchKind.WRITTEN.value] = known
-        return bool(known["fingerprint"] == self.source.fingerprint(self.connection, batch))
+        self.transfer.outcome.fingerprints[BatchKind.WRITTEN.value] = known
+        now = self.origin.source.fingerprint(self.origin.connection, batch)
+        return bool(known["fingerprint"] == now)
 
-    def _remember(self, now: SourcePosition, version: int, update_id: str | None) -> None:
-        """Keep what of the loaded rows the next pass will find again."""
+    def _fingerprint(self, now: SourcePosition) -> str | None:
         if now.is_quiet:
-            return
+            return None
         again = Batch(BatchKind.WRITTEN, now.xmin, reached=now.cursor)
-        self.outcome.fingerprints[BatchKind.WRITTEN.value] = {
-            "fingerprint": self.source.fingerprint(self.connection, again),
-            "version": version,
-            "update_id": update_id,
-        }
+        return self.origin.source.fingerprint(self.origin.connection, again)
+
+    def _remember(self, fingerprint: str | None, version: int, update_id: str | None) -> None:
+        """Keep what of the loaded rows the next pass will find again."""
+        if fingerprint is not None:
+            self.transfer.outcome.fingerprints[BatchKind.WRITTEN.value] = {
+                "fingerprint": fingerprint,
+                "version": version,
+                "update_id": update_id,
+            }
 
 
 _UNSEEN = "deleted rows and changed keys are not seen"

@@ -15,7 +15,7 @@ from psycopg import sql
 
 from tidegate.core.errors import SourceError
 from tidegate.core.shape import Shape, StagedColumn
-from tidegate.load.engine import Prepare
+from tidegate.load.source import Prepare
 from tidegate.load.sources.cdc.fold import DELETED_AT
 from tidegate.load.sources.cdc.slot import PLUGIN, waited_too_long
 from tidegate.load.sources.postgres import PostgresSource

@@ -6,39 +6,42 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from psycopg import errors as pg
 
-from tidegate.config.sync import Sync
-from tidegate.core.batch import Batch, BatchKind, LoadPlan, LoadResult
+from tidegate.config.sync import Rules, Sync
+from tidegate.core.batch import Batch, BatchKind, LoadPlan
 from tidegate.core.errors import SourceError
 from tidegate.core.failpoints import reach
 from tidegate.core.relation import RelationKind
 from tidegate.core.shape import LoadedShape, Shape
-from tidegate.core.watermark import Guarantee, Horizon, Watermark, lsn_value
+from tidegate.core.watermark import CursorType, Guarantee, Horizon, Watermark, lsn_value
 from tidegate.ledger.watermarks import Watermarks
-from tidegate.load.context import Context
 from tidegate.load.declaration_changes import refuse_changed_target
-from tidegate.load.engine import FINISHES_REFRESH, Attempt, Course, Load, Prepare, SyncOutcome
+from tidegate.load.engine import FINISHES_REFRESH, Transfer
 from tidegate.load.inspection import ReadSessions, read_lock, refuse_other_plane
 from tidegate.load.plan import KeyPlan, LakePlan, SlotPlan, SyncPlan, TargetPlan, text_columns
-from tidegate.load.sources.cdc.first_copy import copy_point, stage_first_copy
+from tidegate.load.source import PassOver, Prepare
+from tidegate.load.sources.cdc.first_copy import CopyPoint, copy_point, stage_first_copy
 from tidegate.load.sources.cdc.landing import LandedChanges, is_whole, land
 from tidegate.load.sources.cdc.publication import ChangeLog
 from tidegate.load.sources.cdc.slot import SlotOrigin, SlotPeek
-from tidegate.load.sources.cdc.slot_lifecycle import SlotLifecycle, obstacles, refuse_obstacles
+from tidegate.load.sources.cdc.slot_lifecycle import (
+    Look,
+    SlotLifecycle,
+    obstacles,
+    refuse_obstacles,
+)
 from tidegate.load.sources.cdc.slot_registry import slot_remark
 from tidegate.load.sources.cdc.staging import stage_landed
 from tidegate.load.sources.cdc.tables import read_tables
-from tidegate.load.sources.cursor import refuse_duplicates
+from tidegate.load.sources.database import DatabaseSource, refuse_duplicates
 from tidegate.load.sources.postgres import PostgresSource
 from tidegate.load.sources.reading import check_open, count_rows
 from tidegate.load.sources.resolve import lake_shape, passthrough_shape, resolve_source
 from tidegate.load.stage import Reading, Staged
-from tidegate.load.target import Target
-from tidegate.postgres.catalog import database_identity, read_server
+from tidegate.postgres.catalog import read_server
 from tidegate.postgres.connection import Connection, first_line
 from tidegate.postgres.databases import label
 
@@ -57,223 +60,222 @@ class _Read:
 
 
 @dataclass(slots=True)
-class CdcWork:
-    """The work of one attempt; `step` is told of every finished load."""
+class CdcSource(DatabaseSource):
+    """The table as it was at one point of the log, then whole transactions after it."""
 
-    context: Context
-    sync: Sync
-    source: PostgresSource
-    connection: Connection
-    destination: Target
-    attempt: Attempt
-    full_refresh: bool = False
-    max_batches: int | None = None
-    step: Callable[[LoadResult], None] = lambda _: None
-    outcome: SyncOutcome = field(default_factory=SyncOutcome)
-    _finishing: bool = False
-    _changes: SlotLifecycle = field(init=False)
-    _origin: SlotOrigin | None = None
-    _gone: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._changes = SlotLifecycle.of(self.context, self.sync, self.source, self.connection)
+    slot: SlotOrigin | None = field(default=None, init=False)
+    """where the log is read from, as it is recorded with the next load"""
+    _changes: SlotLifecycle | None = field(default=None, init=False)
 
     @property
-    def _course(self) -> Course:
-        return Course(self.sync, self.destination, self.attempt, self.outcome, self.max_batches)
+    def changes(self) -> SlotLifecycle:
+        if self._changes is None:
+            self._changes = SlotLifecycle.of(self.context, self.sync, self.source, self.connection)
+        return self._changes
+
+    @property
+    def cursor_type(self) -> CursorType | None:
+        return None
+
+    @property
+    def loads_whole(self) -> bool:
+        return False
+
+    def rules(self, batch: Batch) -> Rules:
+        # A TRUNCATE in the log is what the source did; a copy only shows what it has now.
+        rules = self.sync.rules
+        return rules if batch.low is None else replace(rules, removal=None)
+
+    def declaration(self, _: Batch | None, __: Watermark, columns: Any) -> dict[str, Any]:
+        return self.changes.declaration(self.slot, columns)
+
+    @contextmanager
+    def scan(self, transfer: Transfer, watermark: Watermark) -> Iterator[CdcScan]:
+        self.changes.refuse_changed(watermark)
+        copies = watermark.value is None or watermark.is_refreshing
+        scan = CdcScan(self, transfer, copies)
+        yield scan
+        scan.refuse_unlogged()
+        self.follow_columns(transfer)
+
+
+@dataclass(slots=True)
+class CdcScan:
+    """Copies the table if that was never done, then loads what changed up to now."""
+
+    origin: CdcSource
+    transfer: Transfer
+    _copies: bool
+    _look: Look | None = None
+    _looked_at: datetime | None = None
+    _is_new: bool = False
+    _point: CopyPoint | None = None
+    _landed: LandedChanges | None = None
+    _read_at: datetime | None = None
+    """set where nothing is left in the log behind what comes next"""
+    _is_done: bool = False
+    _gone: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def next(
+        self, watermark: Watermark, resumed: Batch | None
+    ) -> Iterator[Batch | PassOver | None]:
+        self._landed, self._read_at = None, None
+        if self._copies:
+            with self._copy(watermark) as batch:
+                yield batch
+        elif self._is_done:
+            yield None
+        elif (found := self._first_look(watermark)) is not None:
+            yield found
+        elif resumed is not None and resumed.low is not None:
+            yield resumed
+        else:
+            yield self._next_changes(watermark)
+
+    def stored(self, batch: Batch) -> dict[str, Any]:
+        return {"final": batch.is_last}
+
+    def stage(self, batch: Batch, prepare: Prepare) -> Staged:
+        origin, target = self.origin, self.transfer.target
+        attempt_id = self.transfer.attempt.fence.attempt_id
+        if batch.low is None:
+            assert self._point is not None
+            reading = Reading(
+                origin.context,
+                origin.sync,
+                origin.source,
+                origin.connection,
+                self._point.snapshot,
+                batch,
+            )
+            return stage_first_copy(reading, target, attempt_id, self._soft, prepare)
+        landed = self._landed
+        if landed is None or not is_whole(landed, target, attempt_id):
+            # Of an earlier attempt, or lost in a crash: decoded once more, to the same end.
+            landed = self._land(self._peek(batch.high, None), batch.low, batch.high)
+        return stage_landed(
+            landed,
+            target,
+            context=origin.context,
+            sync=origin.sync,
+            source=origin.source,
+            connection=origin.connection,
+            batch=batch,
+            attempt_id=attempt_id,
+            prepare=prepare,
+            soft=self._soft,
+        )
+
+    def published(self, plan: LoadPlan) -> None:
+        batch = plan.batch
+        assert batch.high is not None
+        if batch.low is None:
+            self._copies = False
+            check_open(self.origin.connection, self.origin.source)
+        self._reached(batch.high)
+
+    def passed(self, found: PassOver, watermark: Watermark) -> None:
+        if found.value == watermark.value:
+            self._is_new = False
+            return
+        assert found.value is not None
+        self._reached(found.value)
+
+    def _reached(self, lsn: str) -> None:
+        """All up to here is in: the slot may move on behind its slowest reader."""
+        self.origin.changes.reached(lsn, self._read_at, self._check_alive)
+        self._is_done = self._read_at is not None
 
     @property
     def _soft(self) -> bool:
-        return self.sync.is_soft
+        return self.origin.sync.is_soft
 
-    def run(self) -> SyncOutcome:
-        """Copy the table if that was never done, then load what changed up to now."""
-        watermark = self._begin()
-        self._changes.refuse_changed(watermark)
-        self.destination.check_present(watermark)
-        if self.full_refresh or watermark.value is None:
-            self._course.follow(self._copy)
-        if not self._course.limit_reached:
-            self._follow_changes()
-        self.outcome.watermark = self._course.watermark()
-        return self.outcome
-
-    def _begin(self) -> Watermark:
-        """As for any sync, a full refresh that was not finished is finished now."""
-        found = self._course.watermark()
-        if not self.full_refresh and found.is_refreshing:
-            self.full_refresh = self._finishing = True
-            return found
-        if not self.full_refresh:
-            return found
-        stored = self.attempt.stored_plan
-        if stored is not None and LoadPlan.from_json(stored).generation == found.generation:
-            # An earlier attempt at this job has begun it; what it copied may even be in.
-            self.full_refresh = found.is_refreshing
-            return found
-        return self._course.begin_refresh(self._declare, None)
-
-    def _declare(self, columns: Any) -> dict[str, Any]:
-        return self._changes.declaration(self._origin, columns)
+    def _check_alive(self) -> None:
+        self.transfer.attempt.check_alive()
 
     # --- the first copy
 
-    def _copy(self) -> bool:
+    @contextmanager
+    def _copy(self, watermark: Watermark) -> Iterator[Batch]:
         """Everything as it was at one point of the log, after which the slot has it all."""
-        self.attempt.check_alive()
-        timeout = self.context.settings.cdc.start_timeout_seconds
-        self._origin = self._changes.start(timeout, self.attempt.check_alive)
-        name = self.sync.source.connection
-        watermark = self._course.watermark()
+        origin, context = self.origin, self.origin.context
+        timeout = context.settings.cdc.start_timeout_seconds
+        slot = origin.changes.start(timeout, self._check_alive)
+        name = origin.sync.source.connection
         if watermark.version == 0:
-            refuse_duplicates(self.source, self.connection, self.sync.name)
+            refuse_duplicates(origin.source, origin.connection, origin.sync.name)
         with copy_point(
-            self.context.databases.conninfo(name),
+            context.databases.conninfo(name),
             label(name),
-            self.connection,
-            self.source,
+            origin.connection,
+            origin.source,
             timeout_seconds=timeout,
-            lock_seconds=self.context.settings.safety.lock_timeout_seconds,
+            lock_seconds=context.settings.safety.lock_timeout_seconds,
         ) as point:
             # In the copy's own snapshot: what comes later is noticed by the next run.
-            tables = read_tables(self.connection, self.source).tables
-            self._origin = replace(self._origin, tables=tables)
-            whole = self.source.full_batch(self.connection, _NO_HORIZON)
-            batch = replace(whole, high=point.lsn)
-            reading = Reading(
-                self.context, self.sync, self.source, self.connection, point.snapshot, batch
-            )
-            plan, load = self._begin_load(batch, watermark)
-            prepared = load.stage(
-                partial(
-                    stage_first_copy,
-                    reading,
-                    self.destination,
-                    self.attempt.fence.attempt_id,
-                    self._soft,
-                ),
-                watermark,
-            )
-        result = self._ended(plan, load.publish(prepared, plan, watermark))
-        self._done(
-            replace(result, notes=(*result.notes, FINISHES_REFRESH)) if self._finishing else result
-        )
-        check_open(self.connection, self.source)
-        self._changes.reached(point.lsn, None, self.attempt.check_alive)
-        return False
+            tables = read_tables(origin.connection, origin.source).tables
+            origin.slot, self._point = replace(slot, tables=tables), point
+            whole = origin.source.full_batch(origin.connection, _NO_HORIZON)
+            yield replace(whole, high=point.lsn)
 
     # --- changes
 
-    def _follow_changes(self) -> None:
-        """What has been committed up to now, in whole transactions; then what is in no log."""
-        watermark = self._course.watermark()
-        look = self._changes.look(watermark, self.attempt.check_alive)
-        self._origin = look.origin
-        if look.is_new:
-            # At once: of a partition that is empty now, all rows will be in the log.
-            watermark = self._remember(watermark, look.origin)
-        row = self.connection.execute("SELECT clock_timestamp()").fetchone()
-        assert row is not None
-        now: datetime = row[0]
-        take = self._course.take_stored(self._plan)
-        stored = take(watermark)
-        if stored is not None and (stored.kind is BatchKind.CHANGES or stored.low is not None):
-            self._load_batch(stored, watermark, None, None)
-        self._course.follow(partial(self._load_next, look.upto, now))
-        unlogged = (*look.unlogged, *self._gone)
-        if unlogged and not self._course.limit_reached:
-            self._remember(self._course.watermark(), replace(self._origin, seen=look.tables))
-            raise self._changes.unlogged(unlogged, repairs=True)
+    def _first_look(self, watermark: Watermark) -> PassOver | None:
+        """Fix how far this run reads; remember at once where the tables are new."""
+        if self._look is None:
+            look = self._look = self.origin.changes.look(watermark, self._check_alive)
+            self.origin.slot, self._is_new = look.origin, look.is_new
+            row = self.origin.connection.execute("SELECT clock_timestamp()").fetchone()
+            assert row is not None
+            self._looked_at = row[0]
+        # At once: of a partition that is empty now, all rows will be in the log.
+        return _tables_changed(watermark, self._look.origin) if self._is_new else None
 
-    def _remember(self, watermark: Watermark, origin: SlotOrigin) -> Watermark:
-        """Remember what the tables are, where the sync stands."""
-        assert watermark.value is not None
-        declared = {**(watermark.declaration or {}), "cdc": origin.to_json()}
-        self._course.pass_over(
-            watermark,
-            watermark.value,
-            declaration=declared,
-            reason="partitions or files of the source changed",
-        )
-        return self._course.watermark()
-
-    def _load_next(self, upto: str, now: datetime) -> bool:
-        """Land and load what comes next, up to a point that does not move meanwhile."""
-        self.attempt.check_alive()
-        watermark = self._course.watermark()
-        assert watermark.value is not None
-        if lsn_value(watermark.value) >= lsn_value(upto):
-            self._changes.reached(watermark.value, now, self.attempt.check_alive)
-            return False
+    def _next_changes(self, watermark: Watermark) -> Batch | PassOver | None:
+        """Land what comes next, in whole transactions, up to a point that does not move."""
+        assert self._look is not None
+        upto, low = self._look.upto, watermark.value
+        assert low is not None
+        if lsn_value(low) >= lsn_value(upto):
+            self._read_at = self._looked_at
+            self._reached(low)
+            return None
         self._check(watermark)
-        self._course.report("reading", 0)
-        read = self._read(watermark.value, upto)
-        landed = read.landed
+        self.transfer.report("reading", 0)
+        read = self._read(low, upto)
+        landed = self._landed = read.landed
+        self._read_at = self._looked_at if read.to_the_end else None
         reach("changes.landed")
         if landed.changes == 0:
-            return self._pass_over(watermark, read, upto, now)
-        assert landed.high is not None
+            return self._passed_over(low, upto if read.to_the_end else landed.high)
         kind = BatchKind.FULL if landed.truncated and not self._soft else BatchKind.CHANGES
-        batch = Batch(
-            kind, watermark.value, landed.high, rows=landed.changes, is_last=read.to_the_end
-        )
-        self._load_batch(batch, watermark, landed, now if read.to_the_end else None)
-        return not read.to_the_end
+        assert landed.high is not None
+        return Batch(kind, low, landed.high, rows=landed.changes, is_last=read.to_the_end)
 
-    def _pass_over(self, watermark: Watermark, read: _Read, upto: str, now: datetime) -> bool:
+    def _passed_over(self, low: str, end: str | None) -> PassOver | None:
         """Nothing of the table changed: move on, or the server keeps its log for nothing."""
-        end = upto if read.to_the_end else read.landed.high
         assert end is not None
-        assert watermark.value is not None
-        far = lsn_value(end) - lsn_value(watermark.value) >= _WORTH_BYTES
-        if far or not read.to_the_end:
-            self._course.pass_over(watermark, end)
-        else:
-            end = watermark.value
-        self._changes.reached(end, now if read.to_the_end else None, self.attempt.check_alive)
-        return not read.to_the_end
+        if self._read_at is None or lsn_value(end) - lsn_value(low) >= _WORTH_BYTES:
+            return PassOver(end)
+        self._reached(low)
+        return None
 
-    def _load_batch(
-        self,
-        batch: Batch,
-        watermark: Watermark,
-        landed: LandedChanges | None,
-        read_at: datetime | None,
-    ) -> None:
-        result = self._load(batch, watermark, self._stage(batch, landed))
-        self._done(result)
-        assert batch.high is not None
-        self._changes.reached(batch.high, read_at, self.attempt.check_alive)
-
-    def _stage(self, batch: Batch, landed: LandedChanges | None) -> Callable[[Prepare], Staged]:
-        attempt_id = self.attempt.fence.attempt_id
-        assert batch.low is not None
-        low = batch.low
-
-        def stage(prepare: Prepare) -> Staged:
-            nonlocal landed
-            found, landed = landed, None
-            if found is None or not is_whole(found, self.destination, attempt_id):
-                # Of an earlier attempt, or lost in a crash: decoded once more, to the same end.
-                found = self._land(self._peek(batch.high, None), low, batch.high)
-            return stage_landed(
-                found,
-                self.destination,
-                context=self.context,
-                sync=self.sync,
-                source=self.source,
-                connection=self.connection,
-                batch=batch,
-                attempt_id=attempt_id,
-                prepare=prepare,
-                soft=self._soft,
-            )
-
-        return stage
+    def refuse_unlogged(self) -> None:
+        """Stop at what is in no log, once all that the log has is loaded."""
+        if self._look is None or self.transfer.limit_reached:
+            return
+        unlogged = (*self._look.unlogged, *self._gone)
+        if unlogged:
+            assert self.origin.slot is not None
+            watermark = self.transfer.watermark()
+            seen = replace(self.origin.slot, seen=self._look.tables)
+            self.transfer.pass_over(watermark, _tables_changed(watermark, seen))
+            raise self.origin.changes.unlogged(unlogged, repairs=True)
 
     def _read(self, after: str, upto: str) -> _Read:
         """Land the next transactions; those that this reader has behind it do not count."""
-        most = self.sync.batch_rows
+        most = self.origin.sync.batch_rows
         while True:
             peek = self._peek(upto, most)
             landed = self._land(peek, after, None)
@@ -284,34 +286,34 @@ class CdcWork:
             return _Read(landed, not landed.more and not peek.was_cut)
 
     def _peek(self, upto: str | None, most: int | None) -> SlotPeek:
-        log = self._changes.log
+        log = self.origin.changes.log
         return SlotPeek(
-            self.connection,
+            self.origin.connection,
             log.slot.name,
             log.publication.name,
             upto,
             most,
-            self.attempt.check_alive,
+            self._check_alive,
         )
 
     def _land(self, peek: SlotPeek, after: str, upto: str | None) -> LandedChanges:
-        log = self._changes.log
+        log = self.origin.changes.log
         with (
             self._explained(),
-            log.slot.held(self.attempt.check_alive),
+            log.slot.held(self._check_alive),
             closing(iter(peek)) as messages,
         ):
             landed = land(
                 messages,
-                self.destination,
-                self.attempt.fence.attempt_id,
+                self.transfer.target,
+                self.transfer.attempt.fence.attempt_id,
                 slot=log.slot.name,
-                relation=self.source.table.relation,
-                key=self.source.key,
-                columns=[column.name for column in self.source.columns],
+                relation=self.origin.source.table.relation,
+                key=self.origin.source.key,
+                columns=[column.name for column in self.origin.source.columns],
                 after=after,
                 upto=upto,
-                batch_rows=self.sync.batch_rows,
+                batch_rows=self.origin.sync.batch_rows,
                 soft=self._soft,
             )
         self._note_gone(landed)
@@ -322,14 +324,14 @@ class CdcWork:
 
         They are remembered with the load itself, so that no crash forgets them.
         """
-        origin = self._origin
+        origin = self.origin.slot
         if origin is None or origin.tables is None:
             return
         known = origin.tables.by_oid()
         new = [(oid, name) for oid, name in landed.parts if oid not in known]
-        now = read_tables(self.connection, self.source).tables.by_oid() if new else {}
+        now = read_tables(self.origin.connection, self.origin.source).tables.by_oid() if new else {}
         if gone := [(oid, name) for oid, name in new if oid not in now]:
-            self._origin = replace(origin, tables=origin.tables.with_uncopied(gone))
+            self.origin.slot = replace(origin, tables=origin.tables.with_uncopied(gone))
             self._gone += [f"partition {name} was attached and is gone" for _, name in gone]
 
     @contextmanager
@@ -338,56 +340,30 @@ class CdcWork:
         try:
             yield
         except (pg.UndefinedObject, pg.ObjectNotInPrerequisiteState) as error:
-            self._changes.check(self._course.watermark())
+            self.origin.changes.check(self.transfer.watermark())
             # Before PostgreSQL 18 a publication must be older than what is decoded.
             raise SourceError(
-                f"sync {self.sync.name}: slot {self._changes.log.slot.name} cannot be read: "
-                f"{first_line(error)}",
+                f"sync {self.origin.sync.name}: slot {self.origin.changes.log.slot.name} cannot be "
+                f"read: {first_line(error)}",
                 "run the other syncs of this source, so that their slot moves on, then this one",
             ) from None
 
     def _check(self, watermark: Watermark) -> None:
-        assert self._origin is not None
-        found, _ = self._changes.check(watermark)
-        self._origin = replace(found, tables=self._origin.tables, seen=self._origin.seen)
-
-    # --- a load
-
-    def _load(
-        self, batch: Batch, watermark: Watermark, stage: Callable[[Prepare], Staged]
-    ) -> LoadResult:
-        plan, load = self._begin_load(batch, watermark)
-        return self._ended(plan, load.run(stage, plan, watermark))
-
-    def _begin_load(self, batch: Batch, watermark: Watermark) -> tuple[LoadPlan, Load]:
-        plan = self._plan(batch, watermark)
-        self.attempt.store_plan(plan.to_json() | {"final": batch.is_last})
-        reach("batch.planned")
-        self._course.report("staging", batch.rows)
-        return plan, Load(
-            sync=self.sync,
-            destination=self.destination,
-            attempt=self.attempt,
-            source_names=self.source.table.column_names,
-            cursor_type=None,
-            declare=self._declare,
-            # A TRUNCATE in the log is what the source did; a copy only shows what it has now.
-            rules=self.sync.rules if batch.low is None else replace(self.sync.rules, removal=None),
-            staged=lambda rows: self._course.report("publishing", rows),
+        assert self.origin.slot is not None
+        found, _ = self.origin.changes.check(watermark)
+        self.origin.slot = replace(
+            found, tables=self.origin.slot.tables, seen=self.origin.slot.seen
         )
 
-    def _ended(self, plan: LoadPlan, result: LoadResult) -> LoadResult:
-        if result.already:
-            self._course.check_moved(plan)
-        return result
 
-    def _done(self, result: LoadResult) -> None:
-        self.outcome.loads.append(result)
-        self.step(result)
-
-    def _plan(self, batch: Batch, watermark: Watermark) -> LoadPlan:
-        identity = f"{database_identity(self.connection)}/{self.sync.source.relation}"
-        return self._course.plan(identity, batch, watermark)
+def _tables_changed(watermark: Watermark, slot: SlotOrigin) -> PassOver:
+    """Remember what the tables are, where the sync stands."""
+    assert watermark.value is not None
+    return PassOver(
+        watermark.value,
+        declaration={**(watermark.declaration or {}), "cdc": slot.to_json()},
+        reason="partitions or files of the source changed",
+    )
 
 
 PlanTarget = Callable[[Connection, Sync, Shape | None, Watermark, LoadedShape | None], TargetPlan]

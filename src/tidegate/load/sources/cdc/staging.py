@@ -17,7 +17,7 @@ from tidegate.core.shape import Shape
 from tidegate.iceberg.catalog import backticked
 from tidegate.iceberg.session import iceberg_session
 from tidegate.load.context import Context
-from tidegate.load.engine import Prepare
+from tidegate.load.source import Prepare
 from tidegate.load.sources.cdc.fold import BASE, DELETED, DELETED_AT, NUMBER, UNCHANGED
 from tidegate.load.sources.cdc.landing import LandedChanges
 from tidegate.load.sources.cdc.landing_fold import (
