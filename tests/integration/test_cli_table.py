@@ -170,7 +170,7 @@ def test_a_project_without_a_lake_or_without_tables_says_so(make_place: MakePlac
     assert table(empty, "status", "orders").code == USAGE
 
 
-def test_a_wrong_order_is_refused_and_a_dry_run_foretells_locks_nothing_and_is_kept(
+def test_a_wrong_order_is_refused_and_a_dry_run_predicts_locks_nothing_and_is_kept(
     place: Place,
 ) -> None:
     for arguments, said in (
@@ -269,7 +269,7 @@ def test_maintenance_here_says_what_it_changed_and_health_is_good_afterwards(
     assert lines[0].startswith("lake:raw.orders: recommended are ")
     (rewrite,) = (line for line in lines if line.startswith("lake:raw.orders: rewrite_data_files:"))
     assert "6 → 1 data files" in rewrite
-    assert "foretold 6 → 1 data files" in rewrite
+    assert "predicted 6 → 1 data files" in rewrite
     # The cache was brought up to date by whoever has done it.
     assert table(place, "health", "raw.orders", "--cached", "--fail").code == DONE
     assert table(place, "recommend", "raw.orders", "--json").document["order"] is None

@@ -117,10 +117,10 @@ def test_a_table_of_many_small_files_is_put_in_order_and_each_action_is_recorded
     assert found["rewrite_manifests"]["files_after"] == 2
     assert all(one["error"] is None and one["seconds"] > 0 for one in found.values())
     for name in ("expire_snapshots", "remove_orphan_files", "rewrite_manifests"):
-        foretold, actual = found[name]["predicted"], found[name]["actual"]
-        assert foretold["before"] == actual["before"], name
-        assert foretold["after"]["files"] == actual["after"]["files"], name
-        assert foretold["snapshots"] == actual["snapshots"], name
+        predicted, actual = found[name]["predicted"], found[name]["actual"]
+        assert predicted["before"] == actual["before"], name
+        assert predicted["after"]["files"] == actual["after"]["files"], name
+        assert predicted["snapshots"] == actual["snapshots"], name
     removed = found["remove_orphan_files"]
     assert files(removed)[0] - files(removed)[1] == 2
     assert removed["bytes_before"] - removed["bytes_after"] == 2 * len(b"left over")

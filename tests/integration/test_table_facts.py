@@ -81,7 +81,7 @@ def checked_facts(made: Tables, name: str) -> TableFacts:
     return found
 
 
-def foretold(made: Tables, name: str, options: ActionOptions, **given: Any) -> Effect:
+def predicted(made: Tables, name: str, options: ActionOptions, **given: Any) -> Effect:
     action = next(one for one, kind in OPTIONS.items() if isinstance(options, kind))
     now = given.pop("now", datetime.now(UTC))
     return predict(made.lake.catalog, made.relation(name), action, options, now=now, **given)
@@ -96,13 +96,13 @@ def rewrite(made: Tables, name: str, options: RewriteDataFiles, **more: Any) -> 
 def test_a_table_that_is_not_there_or_was_never_written(made: Tables) -> None:
     assert read_facts(made.lake.catalog, made.relation("nowhere")) is None
     with pytest.raises(DestinationError, match="no table"):
-        foretold(made, "nowhere", RewriteManifests())
+        predicted(made, "nowhere", RewriteManifests())
     made.make("empty")
     found = checked_facts(made, "empty")
     assert (found.snapshot_id, found.snapshot_at, found.data) == (None, None, Amount(0, 0))
     assert found.target_file_bytes == 512 * MB
     for action, kind in OPTIONS.items():
-        assert foretold(made, "empty", kind()).is_nothing, action
+        assert predicted(made, "empty", kind()).is_nothing, action
 
 
 def test_small_files_count_where_another_lies_beside_them(made: Tables) -> None:
@@ -189,7 +189,7 @@ def test_deletion_vectors_count_as_position_deletes_and_are_left_alone(made: Tab
     assert (found.dangling_delete_files, found.position_deletes_after) == (0, 3)
 
     options = RewritePositionDeleteFiles(min_input_files=2)
-    effect = foretold(made, "vectors", options)
+    effect = predicted(made, "vectors", options)
     assert effect.is_nothing
     assert effect.before.files == 3
     relation = made.relation("vectors")
@@ -230,7 +230,7 @@ def test_the_oldest_format_a_table_without_rows_and_files_that_others_may_share(
     assert found.may_delete_files is False
     for options in (ExpireSnapshots(), RemoveOrphanFiles()):
         with pytest.raises(DestinationError, match=r"gc\.enabled"):
-            foretold(made, "first", options)
+            predicted(made, "first", options)
     made.run(f"DELETE FROM {table}")
     found = checked_facts(made, "first")
     assert (found.data, found.records, found.partitions) == (Amount(0, 0), 0, 0)
@@ -250,7 +250,7 @@ def test_rewriting_data_files_leaves_as_many_as_predicted(made: Tables) -> None:
         (RewriteDataFiles(min_input_files=2), 4),
         (RewriteDataFiles(min_input_files=2), 4),
     ):
-        effect = foretold(made, "packed", options)
+        effect = predicted(made, "packed", options)
         assert effect.before == facts(made, "packed").data
         done = rewrite(made, "packed", options)
         assert effect.after.files == facts(made, "packed").data.files == expected
@@ -259,7 +259,7 @@ def test_rewriting_data_files_leaves_as_many_as_predicted(made: Tables) -> None:
 
     # Files of a former partitioning.
     made.run(f"ALTER TABLE {table} DROP PARTITION FIELD part")
-    effect = foretold(made, "packed", RewriteDataFiles(min_input_files=3))
+    effect = predicted(made, "packed", RewriteDataFiles(min_input_files=3))
     assert (effect.before.files, effect.after.files) == (4, 1)
     rewrite(made, "packed", RewriteDataFiles(min_input_files=3))
     assert facts(made, "packed").data.files == 1
@@ -275,7 +275,7 @@ def test_a_data_file_of_the_right_size_is_rewritten_for_its_deletes_or_not_as_as
     size = facts(made, "scratched").data.bytes
     for threshold, rewritten in ((0, 0), (2, 0), (1, 1), (1, 0)):
         options = RewriteDataFiles(size, delete_file_threshold=threshold)
-        effect = foretold(made, "scratched", options)
+        effect = predicted(made, "scratched", options)
         done = rewrite(made, "scratched", options, dangling=True)
         assert done["rewritten_data_files_count"] == rewritten, threshold
         assert effect.rewritten == rewritten, threshold
@@ -294,7 +294,7 @@ def test_a_target_size_splits_and_joins_as_predicted(made: Tables) -> None:
     size = facts(made, "sized").data.bytes // 4
     for target in (size * 3, size * 40):
         options = RewriteDataFiles(target_file_bytes=target, min_input_files=2)
-        effect = foretold(made, "sized", options)
+        effect = predicted(made, "sized", options)
         rewrite(made, "sized", options)
         assert effect.after.files == facts(made, "sized").data.files
 
@@ -314,7 +314,7 @@ def test_rewriting_position_deletes_leaves_as_many_as_predicted(
         made.run(f"DELETE FROM {table} WHERE {where}")
     made.run(f"ALTER TABLE {table} SET TBLPROPERTIES ('write.delete.granularity'='{granularity}')")
     options = RewritePositionDeleteFiles(min_input_files=3)
-    effect = foretold(made, name, options)
+    effect = predicted(made, name, options)
     assert effect.before == facts(made, name).position_deletes
     relation = made.relation(name)
     (done,) = made.run(
@@ -334,7 +334,7 @@ def test_rewriting_manifests_leaves_as_many_as_predicted(made: Tables) -> None:
     made.run(f"DELETE FROM {table} WHERE id % 10 = 3")
     made.run(f"DELETE FROM {table} WHERE id < 10")
     for _ in range(2):
-        effect = foretold(made, "listed", RewriteManifests())
+        effect = predicted(made, "listed", RewriteManifests())
         assert effect.before == facts(made, "listed").manifests
         made.run(procedures.rewrite_manifests(made.lake.catalog, made.relation("listed")))
         assert effect.after.files == facts(made, "listed").manifests.files
@@ -372,8 +372,8 @@ def expire(made: Tables, name: str, cut: datetime, retain_last: int, known: list
     """Compare, in numbers and in what is gone from the disk."""
     now = datetime.now(UTC)
     options = ExpireSnapshots((now - cut).total_seconds(), retain_last)
-    effect = foretold(made, name, options, now=now)
-    assert foretold(made, name, options, now=now, keep=known).is_nothing
+    effect = predicted(made, name, options, now=now)
+    assert predicted(made, name, options, now=now, keep=known).is_nothing
     there = made.on_disk(name)
     (done,) = made.run(
         procedures.expire_snapshots(made.lake.catalog, made.relation(name), cut, retain_last)
@@ -417,14 +417,14 @@ def test_orphans_are_those_that_iceberg_finds(made: Tables) -> None:
     assert told == {normal_path(str(folder / name)) for name in names[:4]}
     assert all(Path(normal_path(one.path)).stat().st_size == one.bytes for one in found.files)
 
-    effect = foretold(made, "littered", RemoveOrphanFiles(3 * DAY))
+    effect = predicted(made, "littered", RemoveOrphanFiles(3 * DAY))
     assert (effect.removed.files, effect.removed.bytes) == (4, 4 * 3)
     there = made.on_disk("littered")
     assert effect.before.files == len([one for one in there if "_hidden" not in one.parts])
     # Nothing that was written after the bound that the caller gives.
     bound = datetime.fromtimestamp(old, UTC) - timedelta(seconds=1)
     options = RemoveOrphanFiles(3 * DAY)
-    assert foretold(made, "littered", options, orphans_before=bound).is_nothing
+    assert predicted(made, "littered", options, orphans_before=bound).is_nothing
 
     opened = open_table(catalog, relation)
     assert opened is not None

@@ -196,7 +196,7 @@ def maintain(
         if order is None:
             code = 0
         elif dry_run:
-            code = work.foretell(order)
+            code = work.predict(order)
         elif queue:
             code = work.submit(order, follow=follow)
         else:

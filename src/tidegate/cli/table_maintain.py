@@ -1,4 +1,4 @@
-"""`tidegate table maintain`: foretold, queued, or done here and now."""
+"""`tidegate table maintain`: predicted, queued, or done here and now."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Maintain:
             print_line(f"{self.table.target}: recommended are {names}")
         return found.order
 
-    def foretell(self, order: ActionList) -> int:
+    def predict(self, order: ActionList) -> int:
         """Say what each action would change; nothing is locked and no Spark is started."""
         from tidegate.maintenance.submit import predict_actions, record_dry_run
         from tidegate.maintenance.table_report import effects_document

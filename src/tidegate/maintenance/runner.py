@@ -86,7 +86,7 @@ class ActionRun:
         for _ in range(_TRIES):
             step = ACTIONS[self.action](self.work, self.options)
             if detail["predicted"] is None:
-                detail |= _foretold(step.predicted)
+                detail |= _prediction_fields(step.predicted)
             try:
                 result = step.do()
             except Exception as error:
@@ -113,7 +113,7 @@ class ActionRun:
         self.work.destination.holding.check_fence(attempt.fence)
 
 
-def _foretold(predicted: Effect) -> dict[str, Any]:
+def _prediction_fields(predicted: Effect) -> dict[str, Any]:
     before = predicted.before
     return {
         "predicted": asdict(predicted),

@@ -113,9 +113,9 @@ def record_dry_run(
     actor: str,
     idempotency_key: str | None = None,
 ) -> UUID:
-    """Keep what was foretold as a job that is done; it never locked, fenced or waited.
+    """Keep what was predicted as a job that is done; it never locked, fenced or waited.
 
-    The same idempotency key gives the same job; what is foretold may have changed since.
+    The same idempotency key gives the same job; what is predicted may have changed since.
     """
     result: dict[str, Any] = {
         "dry_run": True,
@@ -195,7 +195,7 @@ def predict_cheaply(
         try:
             found[action] = predict_action(context, target, action, options, now=now)
         except TidegateError as error:
-            log.info("not_foretold", action=action.value, error=error.message)
+            log.info("not_predicted", action=action.value, error=error.message)
     return found
 
 

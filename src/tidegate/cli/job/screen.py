@@ -49,13 +49,13 @@ def effect_text(effect: Any) -> str:
 
 
 def action_line(detail: Mapping[str, Any]) -> str:
-    """How an action went, and how it had been foretold."""
+    """How an action went, and what was predicted."""
     if detail.get("status") != "done" or not detail.get("actual"):
         error = f": {detail['error']}" if detail.get("error") else ""
         return f"{detail.get('status', 'unknown')}{error}"
     predicted = detail.get("predicted")
-    foretold = "" if not predicted else f"; foretold {effect_text(predicted)}"
-    return f"{effect_text(detail['actual'])} in {detail.get('seconds', 0):.1f} s{foretold}"
+    expected = "" if not predicted else f"; predicted {effect_text(predicted)}"
+    return f"{effect_text(detail['actual'])} in {detail.get('seconds', 0):.1f} s{expected}"
 
 
 # Of steps, attempts and events the screen shows so many; --json has them all.

@@ -157,7 +157,7 @@ def _refuse_draining(service: Served) -> None:
 @router.post(
     "",
     status_code=202,
-    summary="Queue maintenance of a table, or foretell what it would do",
+    summary="Queue maintenance of a table, or predict what it would do",
     description="Actions are always done in the same order. What `options` does not say is as the "
     "project says for the table. A dry run takes no lock and starts nothing: its job is done at "
     "once, and the body says what would change.",
@@ -190,7 +190,7 @@ def submit(
         if not wish.dry_run and order.keeps_less(policy.options):
             Allow(Scope.ADMIN)(caller)
         if wish.dry_run:
-            job_id, repeated = _foretell(request, service, control, table, order, key)
+            job_id, repeated = _predict(request, service, control, table, order, key)
         else:
             job_id, repeated = _queue(request, service, control, table, order, key, wish.priority)
         job = detail(read(service, control, job_id))
@@ -217,7 +217,7 @@ def recommend(
     service: Served,
     name: Table,
     predict: Annotated[
-        bool, Query(description="Also foretell what it would change, from the metadata of now.")
+        bool, Query(description="Also predict what it would change, from the metadata of now.")
     ] = False,
 ) -> Response:
     with service.control() as control:
@@ -300,7 +300,7 @@ def _queue(
     raise HttpProblem(kinds.BUSY, f"{table} changes hands faster than it can be taken")
 
 
-def _foretell(
+def _predict(
     request: Request,
     service: Service,
     control: Connection,
