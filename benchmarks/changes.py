@@ -13,7 +13,7 @@ from psycopg import sql
 from benchmarks import memory
 from benchmarks.load import timed
 from benchmarks.report import Report
-from benchmarks.shop import COLUMNS, make_source
+from benchmarks.shop import COLUMNS, checkpoint, make_source
 from tidegate.postgres.connection import Connection
 from tidegate.project import Project
 from tidegate.spark.binary_copy import copy_rows
@@ -87,9 +87,9 @@ def _measure_changes(
     for number in range(tries + 1):
         source.execute(f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')")
         change(source, number * transactions, transactions)
-        target.execute("CHECKPOINT")
+        checkpoint(target)
         one = timed(lambda: project.run("changes"))
-        target.execute("CHECKPOINT")
+        checkpoint(target)
         by_hand = partial(_by_hand, project, source, target, number * transactions, transactions)
         other = timed(by_hand)
         source.execute(f"SELECT pg_drop_replication_slot('{SLOT}')")
@@ -114,7 +114,7 @@ def change(source: Connection, first: int, transactions: int) -> None:
     """Transactions that update, delete and insert."""
     source.execute(CHANGE.format(first=first, last=first + transactions - 1, size=TRANSACTION_ROWS))
     source.execute("VACUUM (ANALYZE) orders")
-    source.execute("CHECKPOINT")
+    checkpoint(source)
 
 
 def _by_hand(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from psycopg import sql
 
+from benchmarks.shop import checkpoint
 from tidegate.admin.scaffold import other_files, project_text
 from tidegate.events.generator import Generation, Totals, generate_events
 from tidegate.events.model import Processed
@@ -60,7 +61,7 @@ class EventsProject:
             ).format(qualified(self.events.raw), sql.Literal(count))
         )
         connection.execute(sql.SQL("VACUUM (ANALYZE) {}").format(qualified(self.events.raw)))
-        connection.execute("CHECKPOINT")
+        checkpoint(connection)
 
     def provision(self, months: Collection[date]) -> None:
         with self.connect() as connection:

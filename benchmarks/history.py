@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.long_history import fill_history
 from benchmarks.report import Report
+from benchmarks.shop import checkpoint
 from tidegate.jobs.history.query import TREND_RUNS, TREND_WEEKS, History, HistoryFilter
 from tidegate.jobs.history.record import RunStatus, TaskRecord
 from tidegate.postgres.connection import Connection
@@ -37,7 +38,7 @@ def _run(report: Report, project: Project, control: Connection, events: int) -> 
     started = time.perf_counter()
     runs = fill_history(control, project.context.plane, events=events, now=now)
     report.note(f"{runs:,} runs written in {time.perf_counter() - started:.0f} s")
-    control.execute("CHECKPOINT")
+    checkpoint(control)
     row = control.execute(
         "SELECT recorded_at, id FROM tidegate_control.tasks ORDER BY random() LIMIT 1"
     ).fetchone()

@@ -15,6 +15,7 @@ from benchmarks.report import Report
 from benchmarks.shop import (
     agrees,
     change_one_percent,
+    checkpoint,
     highest_cursor,
     make_source,
     make_target,
@@ -99,7 +100,7 @@ def _speed(project: Project, report: Report, rows: int, repeats: int, *, with_dl
                 make_target(target, f"orders_{side}")
                 if side == "tidegate" and project.watermark("orders").value is not None:
                     project.watermark("orders").rewind(reason="measure again")
-                target.execute("CHECKPOINT")
+                checkpoint(target)
 
             if side != "floor":
                 prepare()
@@ -148,7 +149,7 @@ def _beside_dlt(
         else:
             times.append(seconds)
         target.execute("TRUNCATE dlt_side.orders, dlt_side._dlt_pipeline_state")
-        target.execute("CHECKPOINT")
+        checkpoint(target)
     report.note(f"dlt as it is set up: {settings}")
     report.note(f"first load, dlt: {min(times):.2f} s")
     report.ratio("dlt / first load", min(times) / ours, at_least=1.5)

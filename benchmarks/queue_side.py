@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from benchmarks.shop import checkpoint
 from tidegate.postgres.connection import Connection
 
 
@@ -49,7 +50,7 @@ def measure(queue: Queue, count: int) -> float:
 def settle(connection: Connection) -> None:
     """Let nothing of what came before run into what is measured next."""
     connection.execute("VACUUM (ANALYZE)")
-    connection.execute("CHECKPOINT")
+    checkpoint(connection)
 
 
 def span_of(connection: Connection, query: str, count: int) -> float:

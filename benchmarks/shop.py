@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import psycopg
+
 from tidegate.postgres.connection import Connection
+from tidegate.postgres.embedded import USER
 
 COLUMNS = (
     "id", "customer_id", "status", "currency", "total", "tax", "quantity", "paid", "note",
@@ -30,6 +33,13 @@ FROM generate_series({first}, {last}) g
 """
 
 
+def checkpoint(connection: Connection) -> None:
+    """Write everything out now; only the superuser of the embedded server may ask for it."""
+    parameters = {**connection.info.get_parameters(), "user": USER}
+    with psycopg.connect(**parameters, autocommit=True) as superuser:
+        superuser.execute("CHECKPOINT")
+
+
 def make_source(connection: Connection, rows: int) -> None:
     """The source table with its key and an index on the cursor."""
     connection.execute("DROP TABLE IF EXISTS orders")
@@ -39,7 +49,7 @@ def make_source(connection: Connection, rows: int) -> None:
         connection.execute(ROWS.format(first=first, last=last))
     connection.execute("CREATE INDEX ON orders (updated_at)")
     connection.execute("VACUUM (ANALYZE) orders")
-    connection.execute("CHECKPOINT")
+    checkpoint(connection)
 
 
 def make_target(connection: Connection, name: str) -> None:

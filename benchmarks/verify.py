@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.load import best, timed
 from benchmarks.report import Report
-from benchmarks.shop import make_source
+from benchmarks.shop import checkpoint, make_source
 from tidegate.postgres.connection import Connection
 from tidegate.project import Project
 from tidegate.verify.report import Verdict
@@ -47,7 +47,7 @@ def _measure(
     make_source(source, rows)
     project.run("orders")
     target.execute("VACUUM (ANALYZE) orders_copy")
-    target.execute("CHECKPOINT")
+    checkpoint(target)
 
     def aggregate() -> None:
         """Both sides at once, as a verification does it."""

@@ -10,6 +10,7 @@ from psycopg import sql
 
 from benchmarks.load import best
 from benchmarks.report import Report
+from benchmarks.shop import checkpoint
 from tidegate.postgres.connection import Connection
 from tidegate.project import Project
 
@@ -83,7 +84,7 @@ def _measure(
         target.execute(f"DROP TABLE IF EXISTS {name}, {name}_floor, {name}_staging")
         if project.watermark(name).value is not None:
             project.watermark(name).rewind(reason="measure again")
-        target.execute("CHECKPOINT")
+        checkpoint(target)
 
     clear()
     project.run(name)  # warm, and it makes a table to copy the shape from
