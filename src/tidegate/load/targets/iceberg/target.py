@@ -42,15 +42,6 @@ from tidegate.postgres.connection import Connection
 from tidegate.spark.session import SparkSessions
 from tidegate.spark.task_outcome import spark_reason
 
-_RACES = 3
-_DIRECT_TRIES = 10
-_RESOLVE_SECONDS = 60.0
-_IDLE_SECONDS = 30.0
-
-
-class LostRace(Exception):
-    """Main has moved since the rows were staged upon it."""
-
 
 @dataclass(frozen=True, slots=True)
 class IcebergTarget:
